@@ -1,7 +1,6 @@
 """A walk through a trace as an animated GIF, for slides and for pages that run no script.
 
-Packets move from rank to rank. Messages of one operation in the same step of its algorithm move
-together.
+Packets move from rank to rank; those of one step of an operation move together.
 """
 
 from __future__ import annotations

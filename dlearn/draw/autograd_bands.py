@@ -44,7 +44,7 @@ class Box(NamedTuple):
 
     @property
     def edges(self) -> tuple[float, float, float, float]:
-        """With a little room around it: left, top, right, bottom."""
+        """Return left, top, right, bottom, with a little room around it."""
         x, y, half = self
         return x - half - 2, y - _BOX_PT / 2 - 2, x + half + 2, y + _BOX_PT / 2 + 2
 
@@ -68,10 +68,9 @@ def autograd(trace: Trace, *, context: int | None = None, ax: Axes | None = None
     tops, height = place_bands(layout)
     ax = ax or canvas.new_axes(height_in=max(1.0, height / 72), left_in=left_in)
     if not whole.nodes:
-        return canvas.say_empty(ax, "This trace holds no autograd graph: record it with graph=True.")
-    canvas.describe(
-        ax, "A band for each worker; in it a box for each node of the graph, and arrows to those that come after it."
-    )
+        return canvas.draw_message_instead(ax, "This trace holds no autograd graph: record it with graph=True.")
+    nodes = "a box for each node of the graph, and arrows to those that come after it"
+    canvas.describe(ax, f"A band for each worker; in it {nodes}.")
     ax.set(xlim=(0, width), ylim=(height, 0))
     boxes = place_boxes(graph, layout, columns, tops)
     draw_bands(ax, trace, layout, tops)
@@ -86,15 +85,14 @@ def autograd(trace: Trace, *, context: int | None = None, ax: Axes | None = None
 
 
 def draw_crossings(trace: Trace, graph: AutogradGraph, contexts: int, ax: Axes | None) -> Axes:
-    """A column for each worker, and from the top an arrow for each gradient that crosses, in the order they went."""
+    """Draw a column for each worker, and from the top an arrow for each gradient that crosses, in their order."""
     count = Counter(node.key.rank for node in graph.nodes)
     place = {rank: column for column, rank in enumerate(sorted(count))}
     ax = ax or canvas.new_axes(height_in=max(1, len(graph.wires)) * _CROSSING_IN, left_in=0.15)
     wide = points(ax, 1 / len(place), along="x")
     if wide < TEXT_PT + 2 or len(graph.wires) > _MOST_CROSSINGS:
-        return canvas.say_empty(
-            ax, f"A graph of {len(graph.nodes):,} nodes is too large to draw: see analysis.autograd_graph."
-        )
+        large = f"A graph of {len(graph.nodes):,} nodes is too large to draw"
+        return canvas.draw_message_instead(ax, f"{large}: see analysis.autograd_graph.")
     canvas.describe(ax, "A column for each worker; from the top an arrow for each gradient that crosses.")
     ax.set(xlim=(-0.5, len(place) - 0.5), ylim=(len(graph.wires), 0))
     ax.set_yticks([])
@@ -114,7 +112,7 @@ def draw_crossings(trace: Trace, graph: AutogradGraph, contexts: int, ax: Axes |
 
 
 def place_columns(graph: AutogradGraph, layout: Layout, width: float) -> list[float] | None:
-    """The middle of each column; None if they need more than this width."""
+    """Return the middle of each column; None if they need more than this width."""
     if not graph.nodes:
         return []
     widths = [0.0] * layout.columns
@@ -136,7 +134,7 @@ def place_columns(graph: AutogradGraph, layout: Layout, width: float) -> list[fl
 
 
 def place_bands(layout: Layout) -> tuple[list[float], float]:
-    """The top of each band, and the bottom of all."""
+    """Return the top of each band, and the bottom of all."""
     tops, y = [], 4.0
     for rows in layout.rows:
         tops.append(y)
@@ -159,7 +157,7 @@ def _box_width(node: Node) -> float:
 
 
 def node_label(node: Node) -> str:
-    """What it does; of a node that collects a gradient, for what."""
+    """Return what a node does; if it collects a gradient, for what."""
     if node.short == "AccumulateGrad":
         shape = list(node.shapes[0]) if node.shapes else ""
         return cut(plain(node.parameter or f"grad {shape}"), _WIDEST_PT, size=TEXT_PT)
@@ -167,7 +165,7 @@ def node_label(node: Node) -> str:
 
 
 def wire_label(wire: Edge) -> list[str]:
-    """Two lines: bytes and shape."""
+    """Return two lines: bytes and shape."""
     if not wire.tensors:
         return ["not seen", "to cross"]
     more = f" +{len(wire.tensors) - 1}" if len(wire.tensors) > 1 else ""

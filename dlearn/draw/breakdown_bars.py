@@ -12,11 +12,11 @@ from dlearn.analysis.ddp.breakdown import breakdown as parts_of
 from dlearn.analysis.ddp.training_steps import Phase, TrainingStep
 from dlearn.analysis.findings import hang_finding, time_text
 from dlearn.draw import canvas, palette
-from dlearn.draw.bars import told_briefly
 from dlearn.draw.canvas import points, points_per_ms, write
 from dlearn.draw.palette import BACKWARD, FAINT, FORWARD, INK, OPTIMIZER, WAITING_HATCH
 from dlearn.draw.step_bars import Style, TimeRow, lay_out, legend
 from dlearn.draw.text import SMALLEST_PT, TEXT_PT, cut, plain, text_width, wrap
+from dlearn.draw.timeline_model import brief_name
 from dlearn.trace import Trace
 
 _HEAD_IN, _BAR_IN, _HIDDEN_IN, _LINE_IN, _GAP_IN = 0.24, 0.28, 0.08, 0.16, 0.13
@@ -44,7 +44,7 @@ class StepBar(TimeRow):
 
     @property
     def bottom(self) -> float:
-        """Of its bar and the strip of what is hidden."""
+        """Return the bottom of its bar and the strip of what is hidden."""
         return self.middle + _BAR_IN / 2 + _HIDDEN_IN
 
 
@@ -62,7 +62,7 @@ def breakdown(traces: Trace | Mapping[str, Trace], *, ax: Axes | None = None) ->
     bars = [bar for block in blocks for bar in block]
     ax = ax or canvas.new_axes(height_in=height if bars else 1.0, left_in=left_in)
     if not bars:
-        return canvas.say_empty(ax, "This trace holds no training step of a DDP model.")
+        return canvas.draw_message_instead(ax, "This trace holds no training step of a DDP model.")
     canvas.describe(ax, *(f"{bar.label}: {_sums(bar.of)}." for bar in bars))
     last_ms = 1.01 * max(bar.ms(bar.of.end_ns) for bar in bars)
     lay_out(ax, bars, height, last_ms=last_ms, of="when the first rank's step began")
@@ -78,7 +78,7 @@ def breakdown(traces: Trace | Mapping[str, Trace], *, ax: Axes | None = None) ->
 
 
 def _blocks(found: Mapping[str, Breakdown], wide_pt: float) -> tuple[list[list[StepBar]], float]:
-    """The bars of each run, of many ranks those that wait least and longest; and their height."""
+    """Return the bars of each run, of many ranks those that wait least and longest; and their height."""
     blocks: list[list[StepBar]] = []
     top, most = 0.0, max(2, _MOST_BARS // max(1, len(found)))
     for name, run in found.items():
@@ -102,7 +102,7 @@ def _label(each: TrainingStep, name: str, run: Breakdown) -> str:
 
 
 def _title(found: Mapping[str, Breakdown]) -> str:
-    """Of one run how its median step was spent; of several, what of each is not hidden."""
+    """Say how the median step of one run was spent; of several, what of each is not hidden."""
     if len(found) == 1:
         return next(iter(found.values())).headline
     shares = {name: run.exposed for name, run in found.items()}
@@ -112,13 +112,13 @@ def _title(found: Mapping[str, Breakdown]) -> str:
 
 
 def _sums(each: TrainingStep) -> str:
-    """ "forward 1.2 ms, backward 8 ms, waits 2 ms"; a name stays with its number."""
+    """Return "forward 1.2 ms, backward 8 ms, waits 2 ms"; a name stays with its number."""
     lengths = {_BRIEF.get(phase, phase): each.length_ns(phase) for phase in _STYLES}
     return ", ".join(f"{name}\u00a0{time_text(ns)}" for name, ns in lengths.items() if ns)
 
 
 def _draw_parts(ax: Axes, bar: StepBar) -> None:
-    """The parts where they happened, with their names where these fit, and their sums below."""
+    """Draw the parts where they happened, with their names where these fit, and their sums below."""
     for part in bar.of.parts:
         style, text = _STYLES[part.phase], _BRIEF.get(part.phase, part.phase)
         left = bar.ms(part.start_ns)
@@ -137,12 +137,12 @@ def _draw_parts(ax: Axes, bar: StepBar) -> None:
 
 
 def _mark_last_rank(ax: Axes, bars: Sequence[StepBar], run: Breakdown) -> None:
-    """A line through all ranks where the longest wait ended: the last rank has come."""
+    """Draw a line through all ranks where the longest wait ended: the last rank has come."""
     parts = [part for bar in bars for part in bar.of.parts if part.awaited is not None]
     longest = max(parts, key=lambda part: part.end_ns - part.start_ns, default=None)
     if longest is None or longest.awaited is None:
         return
-    at, where = bars[0].ms(longest.end_ns), told_briefly(longest.awaited)
+    at, where = bars[0].ms(longest.end_ns), brief_name(longest.awaited)
     tops = [bar.middle - _BAR_IN / 2 - 0.05 for bar in bars]
     bottoms = [bar.bottom for bar in bars]
     ax.vlines([at] * len(bars), tops, bottoms, INK, linewidth=1.4, zorder=3, gid="last rank")

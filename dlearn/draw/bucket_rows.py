@@ -37,7 +37,7 @@ class BucketRow(TimeRow):
 
     @property
     def ends(self) -> tuple[float, float]:
-        """Top and bottom of its bar."""
+        """Return top and bottom of its bar."""
         return self.middle - _BAR_IN / 2, self.middle + _BAR_IN / 2
 
     @property
@@ -59,7 +59,7 @@ def buckets(trace: Trace, *, ax: Axes | None = None) -> Axes:
     left_in = canvas.left_margin_in(row.label for row in rows)
     ax = ax or canvas.new_axes(height_in=height, left_in=left_in)
     if not rows:
-        return canvas.say_empty(ax, "This trace holds no backward pass through a DDP model.")
+        return canvas.draw_message_instead(ax, "This trace holds no backward pass through a DDP model.")
     ticks = "ticks where gradients become ready, a bar while the bucket travels"
     canvas.describe(ax, f"Below each bucket a row for each rank: {ticks}.")
     absent = {rank for row in rows for rank in row.of.missing}
@@ -97,7 +97,7 @@ def _styles(bucket: BucketTime) -> dict[str, Style]:
 
 
 def _place(found: BucketTimes) -> tuple[list[BucketRow], list[tuple[float, str, str]], int]:
-    """Rows; heights, texts and weights of headings; how many rows are left out."""
+    """Return rows; heights, texts and weights of headings; and count the rows that are left out."""
     rows: list[BucketRow] = []
     headings: list[tuple[float, str, str]] = []
     top, left_out = 0.0, 0
@@ -136,7 +136,7 @@ def _never_begun(shown: Sequence[BucketTime]) -> list[BucketTime]:
 
 
 def _ranks_shown(shown: Sequence[BucketTime]) -> set[int]:
-    """All; of many the first, those that lack a bucket, and those that others wait for longest."""
+    """Return all; of many the first, those that lack a bucket, and those that others wait for longest."""
     ranks = sorted({each.rank for each in shown})
     if len(ranks) <= _ALL_RANKS:
         return set(ranks)
@@ -147,7 +147,7 @@ def _ranks_shown(shown: Sequence[BucketTime]) -> set[int]:
 
 
 def _pass_text(shown: Sequence[BucketTime]) -> str:
-    """ "step 1: 3 buckets, rebuilt in the order in which gradients came"."""
+    """Return "step 1: 3 buckets, rebuilt in the order in which gradients came"."""
     mine = [each for each in shown if each.rank == shown[0].rank]
     rebuilt = "rebuilt in the order in which gradients came"
     built = "as first built" if mine[0].built == "first" else rebuilt
@@ -155,13 +155,13 @@ def _pass_text(shown: Sequence[BucketTime]) -> str:
 
 
 def _bucket_text(each: BucketTime) -> str:
-    """ "bucket 0, 101 kB: fc2.bias, fc2.weight"; names in the order of their ticks."""
+    """Return "bucket 0, 101 kB: fc2.bias, fc2.weight"; names in the order of their ticks."""
     names = [name for name, _ in each.ready] or each.parameters
     return f"bucket {each.index}, {size_text(each.bytes)}: {', '.join(names)}"
 
 
 def _draw_gradients(ax: Axes, row: BucketRow) -> None:
-    """A tick when a gradient is ready; a line from the first to the launch, for which they wait."""
+    """Draw a tick when a gradient is ready; a line from the first to the launch, for which they wait."""
     times = [row.ms(at) for _, at in row.of.ready]
     if times:
         ax.vlines(times, *row.ends, INK, linewidth=1.1, zorder=3, gid="gradients")
@@ -170,7 +170,7 @@ def _draw_gradients(ax: Axes, row: BucketRow) -> None:
 
 
 def _draw_transfer(ax: Axes, row: BucketRow) -> None:
-    """From its launch a bucket waits for the last rank's, then it travels, or is stuck for ever."""
+    """Draw how a bucket waits for the last rank's from its launch, then travels, or is stuck for ever."""
     of, styles, edge = row.of, _styles(row.of), ax.get_xlim()[1]
     if of.launched_ns is None:
         return
@@ -188,7 +188,7 @@ def _draw_transfer(ax: Axes, row: BucketRow) -> None:
 
 
 def _draw_never_ready(ax: Axes, row: BucketRow, *, waited_for: bool) -> None:
-    """The names of the gradients that never came; a box where others wait for the bucket."""
+    """Write the names of the gradients that never came; draw a box where others wait for the bucket."""
     if waited_for and row.of.launched_ns is None:
         box = (row.last_ms, ax.get_xlim()[1], *row.ends)
         style = {"facecolor": "none", "edgecolor": MISSING, "linestyle": _DASHED}

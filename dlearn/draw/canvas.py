@@ -28,7 +28,7 @@ Box = tuple[float, float, float, float]
 """Left, right, top, bottom."""
 _width_in = ContextVar("inches that a new figure is wide", default=WIDTH_IN)
 MOST_PROBLEMS = 2
-"""Told below a picture; of the rest how many there are."""
+"""Problems in the notes below a picture; the others are counted."""
 _POINTS = 72
 _NARROWEST_NAME_PT = 90.0
 _LINE = 1.45
@@ -37,7 +37,7 @@ _NO_MARKS: Mapping[str, Color] = MappingProxyType({})
 
 
 def width_in() -> float:
-    """Inches that a new figure is wide."""
+    """Return the inches that a new figure is wide."""
     return _width_in.get()
 
 
@@ -57,7 +57,7 @@ class _Axes(Axes):
 
 
 def new_axes(*, height_in: float, left_in: float, right_in: float = 0.15) -> Axes:
-    """Axes of this height, on a figure of their own that a notebook shows once, at the end of the cell."""
+    """Make axes of this height, on a figure of their own that a notebook shows once, at the end of the cell."""
     whole = width_in()
     figure = plt.figure(FigureClass=Drawing, figsize=(whole, height_in), dpi=120, facecolor="white")
     box = (left_in / whole, 0.0, (whole - left_in - right_in) / whole, 1.0)
@@ -65,7 +65,7 @@ def new_axes(*, height_in: float, left_in: float, right_in: float = 0.15) -> Axe
 
 
 def points_wide(ax: Axes | None, *, left_in: float, right_in: float = 0.15) -> float:
-    """How wide these axes are, or those that `new_axes` would make."""
+    """Return how wide these axes are, or those that `new_axes` would make."""
     return (width_in() - left_in - right_in) * _POINTS if ax is None else points(ax, 1.0, along="x")
 
 
@@ -83,18 +83,19 @@ def frame(
             text.set(color=marked[text.get_text()], fontweight="bold")
     figure = _figure_of(ax)
     grows = figure if isinstance(figure, Drawing) and not figure.framed else None
-    left, width = _whole_width(ax) if grows else (0.0, points(ax, 1.0, along="x"))
+    left, width = 0.0, points(ax, 1.0, along="x")
+    if grows:  # From the left edge of the figure.
+        box = ax.get_position()
+        figure_pt = width / box.width
+        left, width = -(figure_pt * box.x0 - 8), figure_pt - 16
     lines = wrap(plain(title, most=400), width, size=TITLE_PT, bold=True)
-    ax.set_title(
-        "\n".join(lines), loc="left", x=left / points(ax, 1.0, along="x"), fontsize=TITLE_PT, fontweight="bold",
-        color=INK, parse_math=False,
-    )  # fmt: skip
+    style: dict[str, Any] = {"fontsize": TITLE_PT, "fontweight": "bold", "color": INK, "parse_math": False}
+    ax.set_title("\n".join(lines), loc="left", x=left / points(ax, 1.0, along="x"), **style)
     below = below_in + (_legend(ax, legend, left, width, below_in) if legend else 0)
     for line in [part for note in notes for part in wrap(plain(note, most=400), width, size=TEXT_PT)]:
-        ax.annotate(
-            line, (0, 0), (left, -below * _POINTS), xycoords="axes fraction", textcoords="offset points", va="top",
-            fontsize=TEXT_PT, color=INK, parse_math=False, annotation_clip=False, gid="note",
-        )  # fmt: skip
+        style = {"fontsize": TEXT_PT, "color": INK, "parse_math": False, "annotation_clip": False, "gid": "note"}
+        style |= {"xycoords": "axes fraction", "textcoords": "offset points", "va": "top"}
+        ax.annotate(line, (0, 0), (left, -below * _POINTS), **style)
         below += TEXT_PT * _LINE / _POINTS
     told = [f"Legend: {'; '.join(str(handle.get_label()) for handle in legend)}."] if legend else []
     describe(ax, str(ax.get_label()), *told, *notes)
@@ -105,7 +106,7 @@ def frame(
 
 
 def never_came(trace: Trace) -> list[int]:
-    """Return the ranks that others wait for, for ever; if the trace tells, who holds all up."""
+    """Return the ranks that never come; where it is known, only those that hold up the others."""
     held_up = [root.rank for root in roots(trace)]
     return held_up or [rank for hang in hangs(trace) for rank in hang.operation.missing]
 
@@ -115,31 +116,22 @@ def in_red(trace: Trace) -> dict[str, Color]:
     return {plain(trace.label(rank)): MISSING for rank in never_came(trace)}
 
 
-def say_empty(ax: Axes, sentence: str) -> Axes:
-    """A picture of nothing says so, instead of being a blank or an error."""
+def draw_message_instead(ax: Axes, sentence: str) -> Axes:
+    """Write a sentence instead of a picture that would be empty."""
     ax.set_axis_off()
-    ax.text(
-        0.5, 0.5, plain(sentence, most=200), ha="center", va="center", transform=ax.transAxes,
-        fontsize=TITLE_PT, color=INK, parse_math=False,
-    )  # fmt: skip
+    center: dict[str, Any] = {"ha": "center", "va": "center", "transform": ax.transAxes}
+    write(ax, 0.5, 0.5, plain(sentence, most=200), fontsize=TITLE_PT, **center)
     describe(ax, sentence)
     return frame(ax, title="Nothing to draw")
 
 
 def describe(ax: Axes, *sentences: str) -> None:
-    """What the picture shows, in words: `save` writes them into the file, for readers who do not see it."""
+    """Say in words what the picture shows: `save` writes them into the file, for readers who do not see it."""
     ax.set_label(" ".join(plain(sentence, most=4000) for sentence in sentences if sentence))
 
 
-def _whole_width(ax: Axes) -> tuple[float, float]:
-    """From the left edge of the figure (in points from that of the axes), and how wide."""
-    box = ax.get_position()
-    figure_pt = points(ax, 1.0, along="x") / box.width
-    return -(figure_pt * box.x0 - 8), figure_pt - 16
-
-
 def _legend(ax: Axes, handles: Sequence[Artist], left: float, width: float, below_in: float) -> float:
-    """Returns its height in inches."""
+    """Add the legend, and return its height in inches."""
     widest = max(text_width(str(handle.get_label()), size=TEXT_PT) for handle in handles) + 3.8 * TEXT_PT
     columns = max(1, min(len(handles), int(width / widest)))
     down = ScaledTranslation(left / _POINTS, -below_in, _figure_of(ax).dpi_scale_trans)
@@ -170,7 +162,7 @@ def _figure_of(ax: Axes) -> Figure:
 
 
 def write(ax: Axes, x: float, y: float, text: str, *, on: Color | None = None, pad: float = 1.0, **more: Any) -> None:
-    """Text of the usual size and colour on one line, in which no "$" begins a formula; `more` as `ax.text` takes it.
+    """Write text of the usual size and colour on one line, without formulas; `more` as `ax.text` takes it.
 
     A box of the colour `on` keeps it free of what is drawn below it.
     """
@@ -195,40 +187,36 @@ def names_on_top(ax: Axes, places: Sequence[float], names: Sequence[str], width:
 
 
 def points(ax: Axes, fraction: float, *, along: str) -> float:
-    """Length in points of this fraction of the axes."""
+    """Return the length in points of this fraction of the axes."""
     figure, box = _figure_of(ax), ax.get_position()
     inches = box.width * figure.get_figwidth() if along == "x" else box.height * figure.get_figheight()
     return float(inches * fraction * _POINTS)
 
 
 def points_per_ms(ax: Axes) -> float:
-    """The scale of a time axis in ms."""
+    """Return the scale of a time axis in ms."""
     left, right = ax.get_xlim()
     return points(ax, 1.0, along="x") / (right - left)
 
 
 def left_margin_in(labels: Iterable[str]) -> float:
-    """Inches that the longest of these labels needs at the left of the axes."""
+    """Return the inches that the longest of these labels needs at the left of the axes."""
     return max((text_width(label, size=TEXT_PT) for label in labels), default=0.0) / _POINTS + 0.25
 
 
-def corners(left: float, right: float, top: float, bottom: float) -> list[tuple[float, float]]:
-    """Those of a box, as a PolyCollection takes them."""
-    return [(left, top), (right, top), (right, bottom), (left, bottom)]
-
-
 def draw_boxes(ax: Axes, boxes: Iterable[Box], **style: Any) -> None:
-    """One collection of boxes, from left to right and top to bottom each; `style` as a PolyCollection takes it."""
-    ax.add_collection(PolyCollection([corners(*box) for box in boxes], **style), autolim=False)
+    """Draw one collection of boxes (left, right, top, bottom); `style` as a PolyCollection takes it."""
+    corners = [[(left, top), (right, top), (right, bottom), (left, bottom)] for left, right, top, bottom in boxes]
+    ax.add_collection(PolyCollection(corners, **style), autolim=False)
 
 
 def draw_lines(ax: Axes, lines: Iterable[Sequence[tuple[float, float]]], **style: Any) -> None:
-    """One collection of lines through points; `style` as a LineCollection takes it."""
+    """Draw one collection of lines through points; `style` as a LineCollection takes it."""
     ax.add_collection(LineCollection(list(lines), **style), autolim=False)
 
 
 def draw_lanes(ax: Axes, bands: Iterable[tuple[float, float]]) -> None:
-    """A pale band over the whole width from each top to each bottom."""
+    """Draw a pale band over the whole width from each top to each bottom."""
     boxes = [(0.0, 1.0, top, bottom) for top, bottom in bands]
     draw_boxes(ax, boxes, facecolor=LANE, zorder=0, transform=ax.get_yaxis_transform(), gid="lanes")
 

@@ -45,7 +45,7 @@ def memory(trace: Trace, *, ax: Axes | None = None) -> Axes:
     height = max(1, len(lanes)) * (_LANE_IN + _GAP_IN)
     ax = ax or canvas.new_axes(height_in=height, left_in=0.3, right_in=0.3)
     if not lanes:
-        return canvas.say_empty(ax, f"{found.finding}.")
+        return canvas.draw_message_instead(ax, f"{found.finding}.")
     canvas.describe(ax, "A lane for each rank: areas on each other, as high as the bytes that it holds of each part.")
     shown = [each for ranks in lanes.values() for each in found.held[ranks[0]]]
     first_ns = min(each.start_ns for each in shown)
@@ -72,7 +72,7 @@ def memory(trace: Trace, *, ax: Axes | None = None) -> Axes:
 
 
 def _alike(found: RankMemory) -> dict[tuple[int, ...], list[int]]:
-    """Ranks by the most that they hold of each part, those that hold most first."""
+    """Group ranks by the most that they hold of each part, those that hold most first."""
     groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for rank in found.held:
         groups[tuple(found.most(rank, part) for part in PARTS)].append(rank)
@@ -90,7 +90,7 @@ def _any_of(shown: Sequence[MemoryHeld], part: str) -> bool:
 
 
 def draw_held(ax: Axes, held: Sequence[MemoryHeld], first_ns: int, last: float, bottom: float, scale: float) -> None:
-    """What is held at a moment is held until the next."""
+    """Draw areas: what is held at a moment is held until the next."""
     at = [(each.start_ns - first_ns) / 1e6 for each in held] + [last]
     lower = np.zeros(len(at))
     for part, color in _COLORS.items():
@@ -103,7 +103,7 @@ def draw_held(ax: Axes, held: Sequence[MemoryHeld], first_ns: int, last: float, 
 
 
 def draw_textbook(ax: Axes, expected: Mapping[str, float], last: float, bottom: float, scale: float) -> None:
-    """What stays for as long as the job trains, in the same colours."""
+    """Draw what stays for as long as the job trains, in the same colours."""
     below = 0.0
     for part in PARTS:
         size = expected.get(part, 0.0)
@@ -115,7 +115,7 @@ def draw_textbook(ax: Axes, expected: Mapping[str, float], last: float, bottom: 
 
 
 def draw_models(ax: Axes, model: int, last: float, bottom: float, scale: float, most: float) -> None:
-    """Lines at multiples of the model's size: the unit in which the textbook counts."""
+    """Draw lines at multiples of the model's size: the unit in which the textbook counts."""
     step = max(1, round(most / max(1, model) / 4))
     for times in range(step, int(most // max(1, model)) + 1, step):
         y = bottom - times * model * scale

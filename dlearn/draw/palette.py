@@ -1,9 +1,8 @@
 """One look per operation, the same in every picture, and one line per way of knowing.
 
-Most colours are those of Okabe and Ito (Color Universal Design, 2008); any two looks with the same hatch are told apart
-by people with any colour vision (tests/test_palette.py works it out). Where two have the same lightness, a hatch keeps
-them apart in grey. Hatches that rise always mean waiting, and red always means that something expected never came. What
-waits is too pale for its colour to say which op it is: there its label does.
+Most colours are those of Okabe and Ito (Color Universal Design, 2008); people with any colour vision can tell any two
+looks with the same hatch apart (tests/test_palette.py). Hatches that rise mean waiting; red means that something
+expected never came.
 """
 
 from __future__ import annotations
@@ -62,20 +61,20 @@ class Look:
 
     @property
     def pale(self) -> tuple[float, float, float]:
-        """The same colour, for waiting: mostly white."""
+        """Return the same colour, mostly white, for waiting."""
         red, green, blue = to_rgb(self.color)
         return (0.75 + red / 4, 0.75 + green / 4, 0.75 + blue / 4)
 
     @property
     def line(self) -> tuple[float, float, float]:
-        """The same colour, for lines on the pale one: darker where it must be, to be seen there (3 : 1, WCAG 2.2)."""
+        """Return the same colour for lines on the pale one, dark enough to be seen there (3 : 1, WCAG 2.2)."""
         red, green, blue = to_rgb(self.color)
         shades = ((red * part / 20, green * part / 20, blue * part / 20) for part in range(20, -1, -1))
         return next(shade for shade in shades if contrast(shade, self.pale) >= 3)
 
     @property
     def ink(self) -> str:
-        """The colour of text that can be read on it."""
+        """Return the colour of text that can be read on it."""
         return ink_on(self.color)
 
 
@@ -107,7 +106,7 @@ LINES: dict[str, Line] = {
 
 
 def look(op: str) -> Look:
-    """How this op looks, in torch's own spelling: "all_gather_single_coalesced" looks like "all_gather"."""
+    """Return the look of an op in torch's spelling: "all_gather_single_coalesced" looks like "all_gather"."""
     name = family_of_op(op)
     if op in ("rpc_sync", "rpc_async", "remote"):
         return _LOOKS["call by RPC"]
@@ -131,17 +130,17 @@ ON_SHADE = ("#020202", "#fdfdfd")
 
 
 def ink_on(color: Color) -> str:
-    """The colour of text with the highest contrast on `color`; on a pale one INK, for a dark page turns both."""
+    """Return the colour of text with the highest contrast; on a pale one INK, for a dark page turns both."""
     return INK if _is_pale(color) else black_or_white(color)
 
 
 def black_or_white(color: Color, inks: tuple[str, str] = ON_COLOR) -> str:
-    """Whichever has the higher contrast on a colour that a dark page does not turn dark."""
+    """Return the ink with the higher contrast on a colour that a dark page does not turn dark."""
     return max(inks, key=lambda ink: contrast(ink, color))
 
 
 def at_night(color: str, *, least: float) -> str:
-    """What stands for `color` ("#rrggbb") on a dark page: a pale one is dark there, any other has `least` contrast."""
+    """Return `color` ("#rrggbb") for a dark page: a pale one is dark there, any other has `least` contrast."""
     if color in _AT_NIGHT:
         return _AT_NIGHT[color]
     if _is_pale(color):
@@ -154,7 +153,7 @@ def at_night(color: str, *, least: float) -> str:
 
 
 def shade_at_night(color: str) -> str:
-    """That of a scale on a dark page, where more is brighter: black is seen on it as well as white on `color`."""
+    """Return the shade of a scale for a dark page, where more is brighter, with the contrast that `color` has."""
     if color in ON_SHADE:
         return ON_SHADE[1 - ON_SHADE.index(color)]
     wanted = 1.05 * 0.05 / (_luminance(color) + 0.05) - 0.05
@@ -168,7 +167,7 @@ def _is_pale(color: Color) -> bool:
 
 
 def contrast(one: Color, other: Color) -> float:
-    """From 1 to 21, as in WCAG 2.2, which asks for 4.5 of text and 3 of lines."""
+    """Return 1 to 21, as in WCAG 2.2, which asks for 4.5 of text and 3 of lines."""
     light, dark = sorted((_luminance(one), _luminance(other)), reverse=True)
     return (light + 0.05) / (dark + 0.05)
 

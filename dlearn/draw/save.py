@@ -73,7 +73,7 @@ def _figure(picture: Axes | Figure) -> Figure:
 
 
 def svg_of(picture: Axes | Figure) -> str:
-    """The figure as SVG; one of ours is dark where its reader's page is."""
+    """Return the figure as SVG; one of ours is dark where its reader's page is."""
     figure = _figure(picture)
     # A hundredth of a point is enough: of the 160 kB of a picture with hatches a third goes.
     short = _PATH.sub(lambda path: _HUNDREDTHS.sub(r"\1", path[0]), _content(figure, ".svg").decode())
@@ -93,7 +93,7 @@ def _content(figure: Figure, ending: str) -> bytes:
 
 
 def _night(svg: str) -> str:
-    """A rule for each colour of the svg, which holds where the page around it is dark.
+    """Return a rule for each colour of the svg, which holds where the page around it is dark.
 
     The ground is painted: a light page whose reader's system is dark would else show light text on white.
     """
@@ -114,7 +114,7 @@ def _night(svg: str) -> str:
 
 
 def html_of(figure: Figure) -> str:
-    """The figure as an image: no id of one can be that of another, and pages that allow no inline SVG show it too."""
+    """Return the figure as an image, whose ids clash with no other, and which pages without inline SVG show too."""
     svg = svg_of(figure)
     width_pt = float(svg.split('width="', 1)[1].split("pt", 1)[0])
     told = html.escape(f"{finding_of(figure)}. {description_of(figure)}")
@@ -129,7 +129,7 @@ def html_of(figure: Figure) -> str:
 
 @contextmanager
 def closed_after() -> Iterator[None]:
-    """No figure that is made in this context stays open, to be shown by a notebook once more."""
+    """Close the figures that are made in this context, so that a notebook shows none of them once more."""
     before = plt.get_fignums()
     try:
         yield
@@ -139,7 +139,7 @@ def closed_after() -> Iterator[None]:
 
 
 def png_of(ax: Axes) -> bytes:
-    """The PNG of a picture, for a page to show."""
+    """Return the PNG of a picture, for a page to show."""
     figure = _figure(ax)
     file = io.BytesIO()
     # Every drawing fits its figure: looking once more for what sticks out would cost a third of the time.
@@ -148,18 +148,18 @@ def png_of(ax: Axes) -> bytes:
 
 
 def finding_of(figure: Figure) -> str:
-    """The titles of the figure and of its axes, on one line."""
+    """Return the titles of the figure and of its axes, on one line."""
     titles = [figure.get_suptitle(), *(ax.get_title(loc) for ax in figure.axes for loc in ("left", "center", "right"))]
     return plain("; ".join(" ".join(title.split()) for title in titles if title), most=_MOST)
 
 
 def description_of(figure: Figure) -> str:
-    """What `canvas.describe` was told of each of its axes."""
+    """Return what `canvas.describe` said of each of its axes."""
     return plain(" ".join(str(ax.get_label()) for ax in figure.axes if ax.get_label()), most=_MOST)
 
 
 def _told(svg: str, title: str, description: str) -> str:
-    """The svg as one image with a name and a description, as a screen reader reads it (W3C, SVG-AAM)."""
+    """Return the svg as one image with a name and a description for screen readers (W3C, SVG-AAM)."""
     # Several svgs may stand in one page: ids that differ where the texts do.
     key = hashlib.sha256(f"{title}\n{description}".encode()).hexdigest()[:12]
     parts = [("labelledby", "title", title), ("describedby", "desc", description)]

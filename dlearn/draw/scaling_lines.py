@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from matplotlib.axes import Axes
 
@@ -38,7 +39,7 @@ class Family:
 
     @property
     def label(self) -> str:
-        """ "3,072 B × B + 376 B", and below it which messages these are."""
+        """Return "3,072 B × B + 376 B", and below it which messages these are."""
         first, constants = self.lines[0], [line.constant for line in self.lines]
         if self.flat:
             return f"{sum(constants):,.0f} B at every {first.name}\nof {count_text(len(self.lines), 'other message')}"
@@ -54,7 +55,7 @@ def scaling(runs: Mapping[int, Trace] | Scaling, *, ax: Axes | None = None) -> A
     ax = ax or canvas.new_axes(height_in=_HEIGHT_IN, left_in=0.85)
     families = families_of(told)
     if not told.growing:
-        return canvas.say_empty(ax, f"{told.finding}.")
+        return canvas.draw_message_instead(ax, f"{told.finding}.")
     canvas.describe(ax, "The payload of a message over the size.", *(family.label for family in families))
     top = 1.08 * max(line.at(max(told.sizes)) for line in told.growing)
     drawn = [family for family in families if not family.flat or family.at(max(told.sizes)) <= top]
@@ -70,7 +71,7 @@ def scaling(runs: Mapping[int, Trace] | Scaling, *, ax: Axes | None = None) -> A
 
 
 def families_of(told: Scaling) -> list[Family]:
-    """The steepest first; last those that do not grow."""
+    """Group lines by slope, the steepest first; last those that do not grow."""
     alike: dict[tuple[float, bool], list[ScalingLine]] = {}
     for line in told.growing:
         alike.setdefault((line.slope, line.exact), []).append(line)
@@ -81,25 +82,21 @@ def families_of(told: Scaling) -> list[Family]:
 
 
 def draw_family(ax: Axes, family: Family, told: Scaling) -> None:
-    """A derived line is dashed, as in every picture; the points are what the runs sent."""
+    """Draw the derived line dashed, as in every picture, and what the runs sent as points."""
     what = "constant" if family.flat else family.lines[0].what
     ends = [0.0, float(max(told.sizes))]
-    ax.plot(
-        ends, [family.at(each) for each in ends], color=family.color, linewidth=1.6, linestyle=LINES["derived"],
-        gid=f"line {what}",
-    )  # fmt: skip
+    style: dict[str, Any] = {"color": family.color, "linewidth": 1.6, "linestyle": LINES["derived"]}
+    ax.plot(ends, [family.at(each) for each in ends], gid=f"line {what}", **style)
     measured = [line.payload_bytes for line in family.lines]
     if family.flat:
         measured = [tuple(sum(column) for column in zip(*measured, strict=True))]
     for payloads in measured:
-        ax.plot(
-            told.sizes, payloads, "o", color=family.color, markeredgecolor=INK, markeredgewidth=0.7, markersize=5.5,
-            zorder=3, clip_on=False, gid=f"measured {what}",
-        )  # fmt: skip
+        style = {"color": family.color, "markeredgecolor": INK, "markeredgewidth": 0.7, "markersize": 5.5}
+        ax.plot(told.sizes, payloads, "o", zorder=3, clip_on=False, gid=f"measured {what}", **style)
 
 
 def label_axes(ax: Axes, told: Scaling, top: float) -> None:
-    """A tick at each size that was run, where there is room for it."""
+    """Draw a tick at each size that was run, where there is room for it."""
     right = max(told.sizes)
     wide, shown = (1 - _WIDEST_LABEL) * points(ax, 1.0, along="x") / right, [0]
     for size in told.sizes:
@@ -117,7 +114,7 @@ def label_axes(ax: Axes, told: Scaling, top: float) -> None:
 
 
 def label_lines(ax: Axes, families: Sequence[Family], right: float) -> None:
-    """What each line is, at its end; those that end close to each other are labelled one below the other."""
+    """Write what each line is at its end; labels of lines that end close together stand below each other."""
     scale = points(ax, 1.0, along="y") / ax.get_ylim()[1]
     room = _WIDEST_LABEL * points(ax, 1.0, along="x") - 16
     by_height = sorted(families, key=lambda family: family.at(right))

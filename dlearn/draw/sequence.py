@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
-from itertools import groupby
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, groupby, starmap
 from math import log10
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
 from dlearn.analysis.findings import sequence_finding, size_text
+from dlearn.analysis.telling.repeats import repeats
 from dlearn.analysis.telling.words import problem_sentences
-from dlearn.draw import canvas
+from dlearn.analysis.volume.comparing import Amount
+from dlearn.analysis.walking.steps import WalkParts
+from dlearn.draw import canvas, sequence_labels
 from dlearn.draw.arrows import draw_arrow, in_legend
 from dlearn.draw.canvas import points, write
-from dlearn.draw.drafts import Block, Lifelines, MessageArrow
 from dlearn.draw.palette import FAINT, INK, LANE, MISSING, line_color, look
-from dlearn.draw.rows import Cycle, Rows, rows_of
+from dlearn.draw.sequence_labels import Block, BlockBuilder, Lifelines, MessageArrow, NotDrawn
 from dlearn.draw.text import TEXT_PT, cut, plain, text_width
+from dlearn.join.joining import operations
+from dlearn.join.operation_messages import message_count, messages_of
+from dlearn.join.tables.operations import Operations
 from dlearn.shown import count_text
 from dlearn.trace import Trace
 
+MOST_ROWS = 35
+_FEW_STEPS, _FEW_ROWS = 14, 24
+"""Up to this many rows, steps of collectives have arrows each, and repetitions are drawn."""
+_FEW_CONTROL = 3
+"""Up to this many control messages have arrows."""
+_LONGEST_CYCLE = 24
+"""Operations that may repeat together."""
 _ROW_IN = 0.3
 _LEFT_IN, _RIGHT_IN = 1.2, 0.15
 _PAPER: dict[str, Any] = {"on": LANE, "pad": 0.3}
@@ -37,12 +53,10 @@ def sequence(trace: Trace, *, ax: Axes | None = None) -> Axes:
     height = 0.3 + sum(cycle.height for cycle in rows.cycles)
     ax = ax or canvas.new_axes(height_in=max(0.6, height * _ROW_IN), left_in=_LEFT_IN, right_in=_RIGHT_IN)
     if not rows.cycles:
-        return canvas.say_empty(ax, "This trace holds no operation.")
-    canvas.describe(
-        ax,
-        "A line downwards for each rank; from line to line, in their order, an arrow for each message, with its bytes.",
-    )
-    above_in = draw_lifelines(ax, rows.lines, height)
+        return canvas.draw_message_instead(ax, "This trace holds no operation.")
+    arrows = "from line to line, in their order, an arrow for each message, with its bytes"
+    canvas.describe(ax, f"A line downwards for each rank; {arrows}.")
+    above_in = _draw_lifelines(ax, rows.lines, height)
     _draw_bands(ax, rows)
     top = 0.3
     for cycle in rows.cycles:
@@ -50,14 +64,12 @@ def sequence(trace: Trace, *, ax: Axes | None = None) -> Axes:
             _draw_times(ax, cycle, top, top + cycle.height - 0.15)
         top += cycle.height
     legend = [in_legend(how) for how in dict.fromkeys(arrow.how for arrow in rows.arrows)]
-    return canvas.frame(
-        ax, title=sequence_finding(trace), legend=legend, notes=notes(trace, rows), above_in=above_in,
-        below_in=0.08, marked=canvas.in_red(trace),
-    )  # fmt: skip
+    labels: dict[str, Any] = {"title": sequence_finding(trace), "legend": legend, "notes": _notes(trace, rows)}
+    return canvas.frame(ax, **labels, above_in=above_in, below_in=0.08, marked=canvas.in_red(trace))
 
 
-def draw_lifelines(ax: Axes, lines: Lifelines, height: float) -> float:
-    """Returns the inches that the names take on top."""
+def _draw_lifelines(ax: Axes, lines: Lifelines, height: float) -> float:
+    """Draw the lines, and return the inches that the names take on top."""
     count = len(lines.names)
     ax.set(xlim=(-0.5, count - 0.5), ylim=(height, 0))
     ends = [[(column, 0.0), (column, height)] for column in range(count)]
@@ -69,7 +81,7 @@ def draw_lifelines(ax: Axes, lines: Lifelines, height: float) -> float:
 
 
 def _draw_bands(ax: Axes, rows: Rows) -> None:
-    """The blocks of one phase stand on a band, with its name at the left; those of no phase on that of their span."""
+    """Draw the blocks of one phase on a band with its name, those of no phase on their span's."""
     inch, y, last = 72 / points(ax, 1.0, along="x"), 0.3, ""
     all_blocks = [(cycle, block) for cycle in rows.cycles for block in cycle.blocks]
     for (cycle, step, phase), band in groupby(all_blocks, key=_band):
@@ -92,7 +104,7 @@ def _band(placed: tuple[Cycle, Block]) -> tuple[Cycle | None, str, str]:
 
 
 def _draw_block(ax: Axes, block: Block, y: float) -> None:
-    """What the program asked for, over its arrows."""
+    """Draw an operation: its head over its arrows, or over a bar."""
     count = round(ax.get_xlim()[1] + 0.5)
     column_pt = points(ax, 1.0, along="x") / count
     if block.heads:
@@ -137,7 +149,7 @@ def _draw_arrow(ax: Axes, arrow: MessageArrow, block: Block, y: float) -> None:
 
 
 def _draw_times(ax: Axes, cycle: Cycle, top: float, bottom: float) -> None:
-    """A bracket at the far left: all this, so many times."""
+    """Draw a bracket at the far left, with the number of repetitions."""
     inch = 72 / points(ax, 1.0, along="x")
     x = -(_LEFT_IN - 0.22) * inch
     bracket = [x + 0.05 * inch, x, x, x + 0.05 * inch], [top, top, bottom, bottom]
@@ -149,19 +161,16 @@ def _draw_times(ax: Axes, cycle: Cycle, top: float, bottom: float) -> None:
     write(ax, x - 0.04 * inch, (top + bottom) / 2, told, transform=ax.get_yaxis_transform(), **upright)
 
 
-def notes(trace: Trace, rows: Rows) -> list[str]:
+def _notes(trace: Trace, rows: Rows) -> list[str]:
     told = problem_sentences(trace, canvas.MOST_PROBLEMS)
     told += ["Downwards is the order of sending, step by step; distances are no times. The thicker, the more bytes."]
     if any(arrow.wraps for arrow in rows.arrows):
         told.append("The ring is closed: the arrow that leaves at one side comes in at the other.")
     if rows.merged and any(arrow.count > 1 for arrow in rows.arrows):
         told.append("An arrow stands for all messages of one operation between two ranks.")
-    whose = {
-        "that RPC sends for itself": rows.control,
-        "of ranks without a lifeline": rows.left_out,
-        "that never came, of ranks without a lifeline": rows.never,
-    }
-    for what, (count, size) in whose.items():
+    hidden = "ranks without a lifeline"
+    whose = "that RPC sends for itself", f"of {hidden}", f"that never came, of {hidden}"
+    for what, (count, size) in zip(whose, rows.not_drawn, strict=True):
         told += [f"Not drawn: {count_text(count, 'message')} {what}, {size_text(size)}."] if count else []
     if rows.lines.stands_for:
         told.append("What several ranks do alike is drawn once, with the bytes of one of them.")
@@ -171,3 +180,151 @@ def notes(trace: Trace, rows: Rows) -> list[str]:
     if left_out:
         told.append(f"{' and '.join(left_out)} operations not drawn: choose a part with trace.within(...).")
     return told
+
+
+@dataclass(frozen=True)
+class Cycle:
+    """Blocks one after the other, `times` in a row; `steps`: each time in a span of its own."""
+
+    blocks: tuple[Block, ...]
+    times: int = 1
+    steps: bool = False
+
+    @property
+    def height(self) -> float:
+        """Return the height of one time, in rows."""
+        return sum(block.height for block in self.blocks)
+
+    @property
+    def count(self) -> int:
+        """Count the operations."""
+        return len(self.blocks) * self.times
+
+
+@dataclass(frozen=True)
+class Rows:
+    """If `merged`, an arrow may stand for several steps. `before` and `after` count operations that did not fit."""
+
+    lines: Lifelines
+    cycles: tuple[Cycle, ...]
+    merged: bool = False
+    before: int = 0
+    after: int = 0
+    not_drawn: NotDrawn = sequence_labels.ALL_DRAWN
+
+    @property
+    def arrows(self) -> list[MessageArrow]:
+        """Return all arrows from the top."""
+        return [arrow for cycle in self.cycles for block in cycle.blocks for row in block.rows for arrow in row]
+
+
+def rows_of(trace: Trace, width_pt: float) -> Rows:
+    """Return a row for each message; of many, merge steps and what repeats, then cut."""
+    count = sum(message_count(one) * times for one, times in operations(trace).counted())
+    if count <= _FEW_ROWS * sequence_labels.MOST_LIFELINES:
+        for steps, most in ((True, _FEW_STEPS), (False, _FEW_ROWS)):
+            rows = _rows(trace, width_pt, few=True, steps=steps)
+            if sum(cycle.height for cycle in rows.cycles) <= most:
+                return rows
+    return _rows(trace, width_pt, few=False, steps=False)
+
+
+def _rows(trace: Trace, width_pt: float, *, few: bool, steps: bool) -> Rows:
+    shown, lines = operations(trace), sequence_labels.lifelines(trace, once=not few)
+    tags = {one.tag for one, _ in shown.counted() if one.sender is not None}
+    builder = BlockBuilder(
+        trace, lines, width_pt / max(1, len(lines.names)), steps=steps, tagged=len(tags) > 1,
+        control=_control_count(trace) <= _FEW_CONTROL,
+    )  # fmt: skip
+    built: list[sequence_labels.OperationRows] = [sequence_labels.OperationRows()] * len(shown)
+    for one, places in shown.alike():
+        drawn = builder.rows_of(one)
+        for place in places.tolist():
+            built[place] = drawn
+    blocks = _in_steps(trace, shown, built)
+    whole = Rows(lines, tuple(Cycle((block,)) for block in blocks), merged=not steps)
+    whole = whole if few else _cut(lines, fold(blocks, most_rows=MOST_ROWS))
+    amounts = np.array([rows.not_drawn for rows in built], np.int64).reshape(-1, 3, 2).sum(axis=0)
+    return replace(whole, not_drawn=NotDrawn(*starmap(Amount, amounts.tolist())))
+
+
+def _control_count(trace: Trace) -> int:
+    """Count the control messages of RPC and of services."""
+    shown = operations(trace)
+    calls = shown.at(np.flatnonzero(shown.table.is_call[shown.rows]))
+    return sum(each.control for one in calls for each in messages_of(one))
+
+
+def _in_steps(trace: Trace, shown: Operations, built: Sequence[sequence_labels.OperationRows]) -> list[Block]:
+    """Return blocks in the order of sending (a receive may be posted long before), each with its span."""
+    sent_ns = shown.start_ns.copy()
+    for one, places in shown.alike():
+        if one.sender is not None:
+            sent_ns[places] = shown.times(places)[2][:, 0]
+    order = np.argsort(sent_ns, kind="stable").tolist()
+    parts = WalkParts(trace) if trace.whole.spans else None
+    blocks = [(place, block) for place in order if (block := built[place].block) is not None]
+    return [replace(block, step=parts.span_of(shown[place]) if parts else "") for place, block in blocks]
+
+
+def _cut(lines: Lifelines, cycles: Sequence[Cycle]) -> Rows:
+    """Keep what fits from the top, and at least one cycle; a cycle is kept whole or not at all.
+
+    Where that would leave out the steps that make up the job, the picture begins with these.
+    """
+    steps = max((cycle for cycle in cycles if cycle.steps), key=lambda cycle: cycle.count, default=None)
+    first = cycles.index(steps) if steps is not None and steps not in _that_fit(cycles) else 0
+    kept = _that_fit(cycles[first:])
+    before, after = (sum(cycle.count for cycle in some) for some in (cycles[:first], cycles[first + len(kept) :]))
+    return Rows(lines, tuple(kept), merged=True, before=before, after=after)
+
+
+def _that_fit(cycles: Sequence[Cycle]) -> Sequence[Cycle]:
+    fitting = sum(height <= MOST_ROWS for height in accumulate(cycle.height for cycle in cycles))
+    return cycles[: max(1, fitting)]
+
+
+def fold(blocks: Sequence[Block], *, most_rows: int) -> list[Cycle]:
+    """Merge calls that repeat, or equal steps, whichever takes fewer rows; at most `most_rows` each."""
+    return min(
+        _calls_together(blocks, most_rows), _steps_together(blocks, most_rows),
+        key=lambda cycles: sum(cycle.height for cycle in cycles),
+    )  # fmt: skip
+
+
+def _steps_together(blocks: Sequence[Block], most_rows: int) -> list[Cycle]:
+    """Merge equal steps; those of several ranks may overlap in time, so each is drawn where it begins."""
+    steps: dict[Hashable, list[Block]] = defaultdict(list)
+    for place, block in enumerate(blocks):
+        steps[block.step or place].append(block)
+    cycles: list[Cycle] = []
+    for (_, named), equal in groupby(steps.values(), key=lambda step: (_kinds(step), bool(step[0].step))):
+        alike = list(equal)
+        if named and len(alike) > 1 and sum(block.height for block in alike[0]) <= most_rows:
+            cycles.append(_cycle(alike))
+        else:
+            cycles += _calls_together([block for step in alike for block in step], most_rows)
+    return cycles
+
+
+def _kinds(blocks: Iterable[Block]) -> Hashable:
+    return frozenset(Counter(blocks).items())
+
+
+def _calls_together(blocks: Sequence[Block], most_rows: int) -> list[Cycle]:
+    """Merge runs of calls that repeat; the order in which ranks send may change between them."""
+
+    def fits(at: int, length: int) -> bool:
+        return sum(block.height for block in blocks[at : at + length]) <= most_rows
+
+    found = repeats(blocks, longest=_LONGEST_CYCLE, fits=fits, any_order=True)
+    return [
+        _cycle([blocks[at + n * length : at + (n + 1) * length] for n in range(times)]) for at, length, times in found
+    ]
+
+
+def _cycle(repeats: Sequence[Sequence[Block]]) -> Cycle:
+    """Return the first of the repetitions, which stands for all."""
+    names = [{block.step for block in repeat} for repeat in repeats]
+    each_its_own = all(len(name) == 1 for name in names) and len(set.union(*names) - {""}) == len(names)
+    return Cycle(tuple(repeats[0]), len(repeats), each_its_own)

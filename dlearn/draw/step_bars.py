@@ -58,7 +58,7 @@ class TimeRow:
 
 
 def lay_out(ax: Axes, rows: Sequence[TimeRow], height: float, *, last_ms: float, of: str) -> None:
-    """Name the rows at their left; below them stand ms from the moment that is told."""
+    """Name the rows at their left; below them write ms from the moment `of`."""
     ax.set(xlim=(0, last_ms), ylim=(height, 0))
     canvas.name_rows(ax, [row.middle for row in rows], [row.label for row in rows])
     canvas.quiet(ax, f"ms from {of}")

@@ -37,7 +37,7 @@ _STYLES = {
 
 
 class Column(NamedTuple):
-    """The longest of the steps that share a column, and its place; the places of all of them."""
+    """The longest of the steps that share a column, and its number; the numbers of all of them."""
 
     step: RunStep
     place: int
@@ -59,7 +59,7 @@ def steps(trace: Trace, *, ax: Axes | None = None) -> Axes:
     left_in = canvas.left_margin_in([*labels, "ms a step"])
     ax = ax or canvas.new_axes(height_in=height, left_in=left_in)
     if not columns:
-        return canvas.say_empty(ax, f"{found.finding}.")
+        return canvas.draw_message_instead(ax, f"{found.finding}.")
     bars = "a bar as high as it took, and a cell for each rank"
     canvas.describe(ax, f"A column for each step, {bars}.")
     ax.set(xlim=(-0.5, len(columns) - 0.5), ylim=(height, 0))
@@ -75,7 +75,7 @@ def steps(trace: Trace, *, ax: Axes | None = None) -> Axes:
 
 
 def _columns(found: RunSteps) -> list[Column]:
-    """One for each step, or for as many as share it, so that they can be told apart."""
+    """Return one for each step, or for as many as share it, so that columns are wide enough."""
     count, columns = len(found.steps), []
     each = -(-count // MOST_COLUMNS) or 1
     for first in range(0, count, each):
@@ -86,7 +86,7 @@ def _columns(found: RunSteps) -> list[Column]:
 
 
 def _draw_lengths(ax: Axes, found: RunSteps, columns: Sequence[Column]) -> None:
-    """Bars from a line upwards, the odd one darker and with its name; dotted, the median of all."""
+    """Draw bars upwards from a line, the odd one darker and with its name; dotted, the median of all."""
     lengths, odd = found.lengths_ns, found.odd
     scale = (_BARS_IN - 0.22) / max(lengths, default=1)
     boxes, faces, endless = [], [], []
@@ -109,7 +109,7 @@ def _draw_lengths(ax: Axes, found: RunSteps, columns: Sequence[Column]) -> None:
 
 
 def _draw_cells(ax: Axes, found: RunSteps, columns: Sequence[Column], row: float) -> None:
-    """With dots on the ranks that others waited for, of very many steps only in the one told."""
+    """Draw cells, with dots on the ranks that others waited for, of very many steps only in the reported one."""
     boxes, faces, dots, shades = [], list[Any](), [], found.shades
     tops = {rank: _CELLS_IN + place * row for place, rank in enumerate(found.ranks)}
     told_at = found.told
@@ -131,7 +131,7 @@ def _draw_cells(ax: Axes, found: RunSteps, columns: Sequence[Column], row: float
 
 
 def _label_axes(ax: Axes, found: RunSteps, columns: Sequence[Column], row: float) -> None:
-    """Names where they have room: of many ranks every eighth, and the late one of the title."""
+    """Write names where they have room: of many ranks every eighth, and the late one of the title."""
     labels = [plain(found.labels[rank]) for rank in found.ranks]
     named = set(range(0, len(labels), 1 if row * 72 > TEXT_PT else 8))
     late = found.steps[found.told].late if found.told is not None else None
@@ -151,7 +151,7 @@ def _label_axes(ax: Axes, found: RunSteps, columns: Sequence[Column], row: float
 
 
 def _legend(ax: Axes, found: RunSteps) -> list[Artist]:
-    """What three shades of the cells mean, and the marks."""
+    """Explain three shades of the cells, and the marks."""
     whole = "a median step" if len(found.lengths_ns) > 1 else "the whole step"
     whole = f"{whole}, or more" if found.waits_seen else "the longest"
     quarter, half, full = (time_text(round(share * found.full_ns)) for share in (0.25, 0.5, 1.0))

@@ -35,14 +35,14 @@ def _can_show(character: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def text_width(text: str, *, size: float, bold: bool = False) -> float:
-    """Width in points."""
+    """Return the width in points."""
     font = FontProperties(size=size, weight="bold" if bold else "normal")
     width: float = TextToPath().get_text_width_height_descent(text, font, ismath=False)[0]
     return width
 
 
 def wrap(text: str, width: float, *, size: float, bold: bool = False) -> list[str]:
-    """Lines of at most `width` points; a number stays with its unit."""
+    """Break text into lines of at most `width` points; a number stays with its unit."""
     lines = [""]
     for word in _NUMBER_AND_UNIT.sub("\\1\u00a0", text).split(" "):
         longer = f"{lines[-1]} {word}".strip()
@@ -54,7 +54,7 @@ def wrap(text: str, width: float, *, size: float, bold: bool = False) -> list[st
 
 
 def cut(text: str, width: float, *, size: float, bold: bool = False) -> str:
-    """As much of the text as `width` points hold."""
+    """Cut text to what `width` points hold."""
     if text_width(text, size=size, bold=bold) <= width:
         return text
 

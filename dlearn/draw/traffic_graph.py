@@ -17,17 +17,8 @@ from dlearn.analysis.volume.traffic import Traffic
 from dlearn.draw import canvas
 from dlearn.draw.arrows import in_legend
 from dlearn.draw.canvas import points
-from dlearn.draw.layout.circle_layout import (
-    NODE_PT,
-    Pair,
-    Point,
-    Spot,
-    bend_of,
-    have_no_room,
-    height_pt,
-    place_labels,
-    place_ranks,
-)  # fmt: skip
+from dlearn.draw.layout import circle_layout as circle
+from dlearn.draw.layout.circle_layout import NODE_PT, Pair, Point, Spot
 from dlearn.draw.palette import INK, LANE, LINES, MISSING, Color, look
 from dlearn.draw.text import cut_names
 from dlearn.draw.traffic_matrix import draw_matrix
@@ -73,14 +64,14 @@ def traffic_graph(trace: Trace, *, ax: Axes | None = None) -> Axes:
         why = f"{many}: too many for arrows, so a matrix as of draw.traffic."
         return draw_matrix(trace, sent, ax, why)
     pairs = [arrow.pair for arrow in arrows]
-    height = height_pt(ranks, pairs)
+    height = circle.height_pt(ranks, pairs)
     if not ranks:
         ax = ax or canvas.new_axes(height_in=height / 72, left_in=0.15)
-        return canvas.say_empty(ax, "This trace holds no process.")
+        return canvas.draw_message_instead(ax, "This trace holds no process.")
     size = (canvas.points_wide(ax, left_in=0.15), height if ax is None else points(ax, 1.0, along="y"))
     names = dict(zip(ranks, cut_names([sent.labels[rank] for rank in ranks], _WIDEST_NAME_PT), strict=True))
-    places = place_ranks(names, pairs, size)
-    if have_no_room(places.values()):
+    places = circle.place_ranks(names, pairs, size)
+    if circle.have_no_room(places.values()):
         why = "No room for a circle of these ranks, so a matrix as of draw.traffic."
         return draw_matrix(trace, sent, ax, why)
     ax = ax or canvas.new_axes(height_in=height / 72, left_in=0.15)
@@ -90,8 +81,8 @@ def traffic_graph(trace: Trace, *, ax: Axes | None = None) -> Axes:
     ax.set_axis_off()
     boxes = draw_boxes(ax, places, names)
     for arrow in arrows:
-        draw_arrow(ax, arrow, places, boxes, bend_of(arrow.pair, pairs))
-    labels = place_labels({each.pair: each.label for each in arrows}, places, size)
+        draw_arrow(ax, arrow, places, boxes, circle.bend_of(arrow.pair, pairs))
+    labels = circle.place_labels({each.pair: each.label for each in arrows}, places, size)
     if labels is None:
         write_sums(ax, sent, places)
     for arrow in arrows:
@@ -99,14 +90,12 @@ def traffic_graph(trace: Trace, *, ax: Axes | None = None) -> Axes:
             _write(ax, labels[arrow.pair], arrow.label, color=MISSING if arrow.how == "missing" else INK)
     told = [*([f"{traffic_finding(sent)}."] if hang else []), *notes(sent, arrows, labelled=labels is not None)]
     marked = {names[rank]: MISSING for rank in canvas.never_came(trace) if rank in names}
-    return canvas.frame(
-        ax, title=hang or traffic_finding(sent), legend=legend(arrows), notes=told, below_in=0.08,
-        marked=marked,
-    )  # fmt: skip
+    title, key = hang or traffic_finding(sent), legend(arrows)
+    return canvas.frame(ax, title=title, legend=key, notes=told, below_in=0.08, marked=marked)
 
 
 def arrows_of(sent: Traffic) -> list[Arrow]:
-    """One for each pair of different ranks that sends; red where nothing came of what was expected."""
+    """Return an arrow for each pair of ranks that sends; red where nothing came of what was expected."""
     pairs = [pair for pair in sorted({*sent.message_count, *sent.never_came}) if pair[0] != pair[1]]
     sizes = [sent.payload_bytes.get(pair, 0) for pair in pairs if pair in sent.message_count]
     most = max(sizes, default=0) or 1
@@ -141,10 +130,8 @@ def draw_arrow(ax: Axes, arrow: Arrow, places: Mapping[int, Spot], boxes: Mappin
     """Draw it from the edge of one box to that of the other; the head alone: it is never dashed."""
     src, dst = arrow.pair
     head_pt = 5.0 + 3.5 * arrow.width_pt
-    line: dict[str, Any] = {
-        "arrowstyle": "-", "linewidth": arrow.width_pt, "linestyle": LINES[arrow.how], "shrinkB": 2 + 0.3 * head_pt,
-        "gid": f"message {src} to {dst}",
-    }  # fmt: skip
+    line: dict[str, Any] = {"arrowstyle": "-", "linewidth": arrow.width_pt, "linestyle": LINES[arrow.how]}
+    line |= {"shrinkB": 2 + 0.3 * head_pt, "gid": f"message {src} to {dst}"}
     head: dict[str, Any] = {"arrowstyle": "-|>", "linewidth": 0, "mutation_scale": head_pt, "shrinkB": 2, "gid": "head"}
     for part in (line, head):
         ax.add_patch(

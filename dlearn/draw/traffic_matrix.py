@@ -9,16 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 
 from dlearn import analysis
-from dlearn.analysis.findings import (
-    Scale,
-    hang_finding,
-    pair_sentences,
-    size_text,
-    three_digits,
-    traffic_finding,
-    unit_of,
-    wire_finding,
-)  # fmt: skip
+from dlearn.analysis import findings
+from dlearn.analysis.findings import Scale, pair_sentences, size_text, traffic_finding
 from dlearn.analysis.volume.traffic import Matrix, Traffic, WireTraffic
 from dlearn.draw import canvas
 from dlearn.draw.canvas import points
@@ -48,35 +40,26 @@ def traffic(trace: Trace, *, bytes: Bytes = "payload", ax: Axes | None = None) -
 
     Payload, or those on the wire: "predicted", or "measured" where the kernel counted exactly this part of the trace.
     """
-    sent = bytes_of(trace, bytes)
-    return draw_matrix(trace, sent, ax)
+    if bytes not in _BYTES:
+        raise DlearnError(f"there are no bytes {bytes!r} to draw; there are: {', '.join(_BYTES)}.")
+    return draw_matrix(trace, _BYTES[bytes](trace), ax)
 
 
 def draw_matrix(trace: Trace, sent: Traffic | WireTraffic, ax: Axes | None, *why: str) -> Axes:
     """Draw it, with the hang as its title if there is one; `why` it is no other picture stands below."""
-    hang, marked = hang_finding(trace), canvas.in_red(trace)
+    hang, marked = findings.hang_finding(trace), canvas.in_red(trace)
     ax = ax or _new_axes(sent)
     if not sent.ranks:
-        return canvas.say_empty(ax, "This trace holds no process.")
+        return canvas.draw_message_instead(ax, "This trace holds no process.")
     if isinstance(sent, WireTraffic) and sent.not_measured:
-        return canvas.say_empty(ax, f"Not measured: {sent.not_measured}.")
+        return canvas.draw_message_instead(ax, f"Not measured: {sent.not_measured}.")
     canvas.describe(ax, *pair_sentences(sent))
     draw_cells(ax, sent)
     unit = write_numbers(ax, sent)
     above_in = label_sides(ax, sent, canvas.never_came(trace))
-    told = [*why, *([f"{title(sent)}."] if hang else []), *unit, *notes(sent)]
-    finding = hang or title(sent)
-    return canvas.frame(ax, title=finding, notes=told, above_in=above_in, below_in=0.08, marked=marked)
-
-
-def bytes_of(trace: Trace, bytes: Bytes) -> Traffic | WireTraffic:
-    if bytes not in _BYTES:
-        raise DlearnError(f"there are no bytes {bytes!r} to draw; there are: {', '.join(_BYTES)}.")
-    return _BYTES[bytes](trace)
-
-
-def title(sent: Traffic | WireTraffic) -> str:
-    return wire_finding(sent) if isinstance(sent, WireTraffic) else traffic_finding(sent)
+    finding = findings.wire_finding(sent) if isinstance(sent, WireTraffic) else traffic_finding(sent)
+    told = [*why, *([f"{finding}."] if hang else []), *unit, *notes(sent)]
+    return canvas.frame(ax, title=hang or finding, notes=told, above_in=above_in, below_in=0.08, marked=marked)
 
 
 def _new_axes(sent: Matrix) -> Axes:
@@ -89,7 +72,7 @@ def _new_axes(sent: Matrix) -> Axes:
 
 
 def draw_cells(ax: Axes, sent: Matrix) -> None:
-    """The darker the more bytes; grey on the diagonal, where nothing travels."""
+    """Draw the cells, the darker the more bytes; grey on the diagonal, where nothing travels."""
     count = len(sent.ranks)
     boxes, faces = [], []
     for row, src in enumerate(sent.ranks):
@@ -101,7 +84,7 @@ def draw_cells(ax: Axes, sent: Matrix) -> None:
 
 
 def _margin(count: int) -> float:
-    """Width of the sums in cells: of many ranks a tenth of the matrix, for bars."""
+    """Return the width of the sums in cells: of many ranks a tenth of the matrix, for bars."""
     return _SUM if count <= _MOST_NAMES else count / 10
 
 
@@ -120,7 +103,7 @@ def write_numbers(ax: Axes, sent: Matrix) -> list[str]:
     Where no number fits, the sums are bars.
     """
     most = max(sent.sizes.values(), default=0)
-    units = dict.fromkeys(unit_of(size) for size in (most, sent.total_bytes))
+    units = dict.fromkeys(findings.unit_of(size) for size in (most, sent.total_bytes))
     for text, unit in ((size_text, ""), *((_in_unit(unit), f"Numbers in {unit[0]}. ") for unit in units)):
         size = _size_that_fits(ax, sent, text)
         if size >= SMALLEST_PT:
@@ -136,7 +119,7 @@ def write_numbers(ax: Axes, sent: Matrix) -> list[str]:
 
 
 def _sums(sent: Matrix) -> tuple[list[int], list[int]]:
-    """What each rank sends, and what each receives."""
+    """Return what each rank sends, and what each receives."""
     out = [sent.bytes_from(rank=rank) for rank in sent.ranks]
     return out, [sent.bytes_to(rank=rank) for rank in sent.ranks]
 
@@ -153,19 +136,19 @@ def draw_sums(ax: Axes, sent: Matrix) -> None:
 
 
 def _in_unit(unit: Scale) -> Callable[[int], str]:
-    """ "1.50", three digits; what is less than its last one is said to be so."""
+    """Return a function that writes "1.50", three digits in this unit, and "<0.01" of less."""
 
     def text(size: int) -> str:
         number = size / unit[1]
         if unit[1] == 1 or not size:
             return f"{size:,}"
-        return three_digits(number) if number >= 0.005 else "<0.01"
+        return findings.three_digits(number) if number >= 0.005 else "<0.01"
 
     return text
 
 
 def _size_that_fits(ax: Axes, sent: Matrix, text: Callable[[int], str]) -> float:
-    """The largest font size up to the usual one at which each number fits its cell."""
+    """Return the largest font size up to the usual one at which each number fits its cell."""
     wide, high = (points(ax, 1.0, along=axis) / (len(sent.ranks) + _margin(len(sent.ranks))) for axis in ("x", "y"))
     sums = [sent.total_bytes, *(size for side in _sums(sent) for size in side)]
     cells = [text_width(text(size), size=TEXT_PT) / (wide - 4) for size in (0, *sent.sizes.values())]

@@ -1,7 +1,6 @@
 """Where the ranks of a traffic graph stand, how its arrows bend, and where their labels find room. All in points.
 
-The ranks stand on an ellipse, clockwise from the top in ring order; one that has a part in every arrow, as a server
-has, stands in the middle. y grows upwards.
+Ranks are on an ellipse, clockwise from the top; one that takes part in every arrow is in the middle. y grows upwards.
 """
 
 from __future__ import annotations
@@ -49,19 +48,19 @@ class Spot(NamedTuple):
 
 
 def height_pt(ranks: Sequence[int], pairs: Sequence[Pair]) -> float:
-    """What so many ranks need to be read."""
+    """Return the height at which so many ranks can be read."""
     around = len(ranks) - (hub_of(ranks, pairs) is not None)
     return 56.0 if len(ranks) < 2 else 110.0 if around <= 2 else min(150.0 + 30.0 * around, 430.0)
 
 
 def hub_of(ranks: Sequence[int], pairs: Collection[Pair]) -> int | None:
-    """The rank that sends or receives in every pair, if there are two or more others."""
+    """Return the rank that sends or receives in every pair, if there are two or more others."""
     found = [rank for rank in ranks if all(rank in pair for pair in pairs)]
     return found[0] if len(ranks) > 2 and len({*pairs}) > 1 and len(found) == 1 else None
 
 
 def place_ranks(names: Mapping[int, str], pairs: Sequence[Pair], size: Point) -> dict[int, Spot]:
-    """The place of each rank in axes of this width and height."""
+    """Place each rank in axes of this width and height."""
     halves = {rank: text_width(name, size=TEXT_PT) / 2 + _PAD_PT for rank, name in names.items()}
     hub = hub_of(list(names), pairs)
     around = [rank for rank in names if rank != hub]
@@ -87,17 +86,17 @@ def place_ranks(names: Mapping[int, str], pairs: Sequence[Pair], size: Point) ->
 
 
 def have_no_room(places: Collection[Spot]) -> bool:
-    """Whether a box lies on another."""
+    """Return whether a box overlaps another."""
     return any(_overlap(one.box, other.box) for one, other in combinations(places, 2))
 
 
 def bend_of(pair: Pair, pairs: Collection[Pair]) -> float:
-    """The `rad` of matplotlib's `arc3`: to the right hand of who goes along it, where another comes back."""
+    """Return the `rad` of matplotlib's `arc3`: to the right of its direction, where another comes back."""
     return _BEND if pair[::-1] in pairs else 0.0
 
 
 def place_labels(labels: Mapping[Pair, str], places: Mapping[int, Spot], size: Point) -> dict[Pair, Point] | None:
-    """The middle of each arrow's label, beside it and clear of all others; None if they have no room."""
+    """Return the middle of each arrow's label, clear of all others; None if they have no room."""
     curves = {
         (src, dst): curve(places[src].middle, places[dst].middle, rad=bend_of((src, dst), labels))
         for src, dst in labels
@@ -121,7 +120,7 @@ def place_labels(labels: Mapping[Pair, str], places: Mapping[int, Spot], size: P
 
 
 def curve(start: Point, end: Point, *, rad: float) -> np.ndarray:
-    """A hundred and one points along matplotlib's `arc3`, a Bézier curve with one control point; y grows upwards."""
+    """Return 101 points along matplotlib's `arc3`, a Bézier curve with one control point; y grows upwards."""
     dx, dy = end[0] - start[0], end[1] - start[1]
     control = (start[0] + end[0]) / 2 + rad * dy, (start[1] + end[1]) / 2 - rad * dx
     t = np.linspace(0, 1, 101)[:, np.newaxis]
@@ -130,13 +129,13 @@ def curve(start: Point, end: Point, *, rad: float) -> np.ndarray:
 
 
 def meets(box: Box, curves: Sequence[np.ndarray]) -> bool:
-    """Whether one of these curves goes through the box."""
+    """Return whether one of these curves goes through the box."""
     points = np.reshape(curves, (-1, 2))
     return bool(((points > box[:2]) & (points < box[2:])).all(axis=1).any())
 
 
 def _beside(points: np.ndarray, width: float, *, center: Point, bent: bool) -> Iterator[Point]:
-    """Where a label may stand, the best first: outside of a bend, outside of the circle, in the middle of the arrow."""
+    """Yield places for a label, the best first: outside of a bend, outside of the circle, in the arrow's middle."""
     for at in _ALONG:
         across = points[at + 1] - points[at - 1]
         # To the right hand of who goes along it.

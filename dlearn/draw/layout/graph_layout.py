@@ -1,7 +1,7 @@
 """Where the nodes of an autograd graph stand: a band per worker, columns in the direction of the backward pass.
 
-A gradient crosses straight up or down: its recv and its send share a column, and nothing else stands in its way. What
-leads to another worker stands in the first row of its band, the way to the parameters below. All lengths in points.
+A gradient crosses straight up or down: its recv and its send share a column, and no other node is in its way. What
+leads to another worker is in the first row of its band, the nodes before parameters below. All lengths in points.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ class Layout:
 
 
 def lay_out(graph: AutogradGraph) -> Layout:
+    """Give each node a cell, in the order of the backward pass."""
     bands = tuple(sorted({node.key.rank for node in graph.nodes}))
-    board = _Board({rank: band for band, rank in enumerate(bands)})
+    canvas = _Canvas({rank: band for band, rank in enumerate(bands)})
     following: dict[Key, list[Key]] = {node.key: [] for node in graph.nodes}
     for edge in graph.edges:
         following[edge.src].append(edge.dst)
@@ -49,21 +50,21 @@ def lay_out(graph: AutogradGraph) -> Layout:
     while ready:
         first, _, _, key = heappop(ready)
         if key in to_send:
-            column[key] = board.cross(key, to_send[key], first)
-        elif key not in board.cells:  # A send has come with its recv.
-            column[key] = board.place(key, first, row=0 if leads[key] else 1)
+            column[key] = canvas.cross(key, to_send[key], first)
+        elif key not in canvas.cells:  # A send has come with its recv.
+            column[key] = canvas.place(key, first, row=0 if leads[key] else 1)
         for each in following[key]:
             column[each] = max(column[each], column[key] + (to_send.get(key) != each))
             waiting[each] -= 1
             if not waiting[each]:
-                heappush(ready, (column[each], -length[each], board.cells[key][2], each))
-    rows = [
-        1 + max((row for at, _, row in board.cells.values() if at == band), default=0) for band in range(len(bands))
-    ]
-    return Layout(board.cells, bands, tuple(rows))
+                heappush(ready, (column[each], -length[each], canvas.cells[key][2], each))
+    rows = [1] * len(bands)
+    for band, _, row in canvas.cells.values():
+        rows[band] = max(rows[band], row + 1)
+    return Layout(canvas.cells, bands, tuple(rows))
 
 
-class _Board:
+class _Canvas:
     def __init__(self, band: Mapping[int, int]) -> None:
         self.cells: dict[Key, Cell] = {}
         self._band = band
@@ -81,7 +82,7 @@ class _Board:
         return column
 
     def cross(self, recv: Key, send: Key, column: int) -> int:
-        """Both in the first row. Going down, it passes the rows below the recv; going up, those below the send."""
+        """Put both into the first row. Down, it passes the rows below the recv; up, the rows below the send."""
         top, bottom = sorted((self._band[recv.rank], self._band[send.rank]))
         passed = range(top, bottom) if top != bottom else range(top, top + 1)
         while (
@@ -101,7 +102,7 @@ class _Board:
 
 
 def _look_ahead(graph: AutogradGraph, following: Mapping[Key, list[Key]]) -> tuple[dict[Key, int], dict[Key, bool]]:
-    """How many nodes still follow each; whether a recv does, or, where none does, more than one parameter."""
+    """Count the nodes that follow each; return whether a recv does, or more than one parameter."""
     ends = {node.key for node in graph.nodes if node.short in ("send", "recv")}
     length: dict[Key, int] = {}
     leads: dict[Key, bool] = {}

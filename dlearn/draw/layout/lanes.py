@@ -1,13 +1,13 @@
-"""Lanes: where each rank's spans, gradients and bars stand, so that nothing of one rank hides anything else of it.
+"""Lanes: the room of each rank's spans, gradients and bars, so that none of them hides another.
 
-Of many ranks that call the same at almost the same times, one lane stands for all; whoever is odd has its own.
+Of many ranks that call the same at almost the same times, one lane stands for all; a rank that differs has its own.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -17,9 +17,9 @@ from dlearn.events.event_table import NONE
 from dlearn.join.tables.operations import Calls
 
 MOST_LANES = 24
-"""Up to so many ranks each has a lane."""
-ALIKE = 0.03
-"""Calls of ranks that are alike begin and end within this share of the picture of the same time."""
+"""Up to this many ranks have a lane each."""
+TOLERANCE = 0.03
+"""Share of the picture's width by which the calls of ranks with one lane may differ in time."""
 ROW_IN = 0.25
 SPAN_IN = 0.2
 STRIP_IN = 0.12
@@ -42,22 +42,23 @@ class Lane:
     bottom: float
 
     def bar(self, row: int) -> tuple[float, float]:
-        """Top and bottom of a bar in this row."""
+        """Return top and bottom of a bar in this row."""
         top = self.bars_top + row * self.row
         return top + 0.06 * self.row, top + 0.94 * self.row
 
     @property
     def middle(self) -> float:
+        """Return the height of the rank's name."""
         return (self.bars_top + self.bottom) / 2 if self.rows else (self.top + self.bottom) / 2
 
 
-def fold(
+def lane_groups(
     calls: Calls, ranks: Sequence[int], length_ns: int, own: Collection[int] = ()
 ) -> dict[int, tuple[int, ...]]:  # fmt: skip
-    """Each rank that has a lane, with those that it stands for, itself included. `length_ns`: of the whole picture.
+    """Return the ranks that have lanes, each with those that it stands for, itself included.
 
-    Alike are ranks that call the same ops in the same order, each within `ALIKE` of the median's times; the one that
-    is nearest to the median stands for them. The ranks in `own` are alike to none.
+    A group calls the same ops in the same order, each within `TOLERANCE` of `length_ns` of the median's times; the rank
+    nearest to the median stands for it. Ranks in `own` are in no group.
     """
     if len(ranks) <= MOST_LANES:
         return {rank: (rank,) for rank in ranks}
@@ -72,7 +73,7 @@ def fold(
         times = np.array([np.append(calls.start_ns[mine[rank]], calls.end_ns[mine[rank]]) for rank in members])
         far = np.abs(times - np.median(times, axis=0)).max(axis=1, initial=0)
         apart = dict(zip(members, far.tolist(), strict=True))
-        alike = [each for each in members if apart[each] <= ALIKE * length_ns and each not in own]
+        alike = [each for each in members if apart[each] <= TOLERANCE * length_ns and each not in own]
         folded |= {rank: (rank,) for rank in members if rank not in alike}
         if alike:
             folded[min(alike, key=apart.__getitem__)] = tuple(alike)
@@ -80,7 +81,7 @@ def fold(
 
 
 def stack(ranks: Sequence[int], *, rows: dict[int, int], spans: dict[int, int], strips: set[int]) -> dict[int, Lane]:
-    """Lanes from the top, each as high as its rows of bars and spans, and its strip of gradients need."""
+    """Stack lanes from the top, each as high as its rows of bars and spans, and its strip, need."""
     lanes: dict[int, Lane] = {}
     gap = _GAP_IN if len(ranks) <= 8 else _NARROW_GAP_IN
     y = gap / 2
@@ -95,7 +96,16 @@ def stack(ranks: Sequence[int], *, rows: dict[int, int], spans: dict[int, int], 
     return lanes
 
 
+def depths(rows: Iterable[tuple[int, int]]) -> dict[int, int]:
+    """Count the rows of each rank, given the (rank, row) of its marks."""
+    depth: dict[int, int] = defaultdict(int)
+    for rank, row in rows:
+        depth[rank] = max(depth[rank], row + 1)
+    return depth
+
+
 def height_in(lanes: dict[int, Lane]) -> float:
+    """Return the height of all lanes, with equal margins above and below."""
     if not lanes:
         return 1.0
     first = min(lane.top for lane in lanes.values())
@@ -103,7 +113,7 @@ def height_in(lanes: dict[int, Lane]) -> float:
 
 
 def rows_for(intervals: Sequence[tuple[Hashable, int, int]], same: Sequence[Hashable]) -> list[int]:
-    """The row of each interval (lane, start, end) in its lane, so that none overlaps another in its row.
+    """Return the row of each interval (lane, start, end), so that none overlaps another in its row.
 
     Intervals of the `same` have one row in all lanes: the first that is free for all of them.
     """
@@ -122,6 +132,6 @@ def rows_for(intervals: Sequence[tuple[Hashable, int, int]], same: Sequence[Hash
 
 
 def _is_free(taken: Sequence[tuple[int, int]], start: int, end: int) -> bool:
-    """Whether this interval overlaps none of those, which are in their order and do not overlap each other."""
+    """Return whether this interval overlaps none of those, which are sorted and disjoint."""
     after = bisect_right(taken, (start, end))
     return all(until <= start or end <= at for at, until in taken[max(0, after - 1) : after + 1])

@@ -46,7 +46,7 @@ def groups(trace: Trace, *, ax: Axes | None = None) -> Axes:
     row_in = _NAME_IN + _LINE_IN * len(lines)
     ax = ax or canvas.new_axes(height_in=row_in * max(len(rows), 1), left_in=left_in if lines[1:] else 0.2)
     if not rows:
-        return canvas.say_empty(ax, "No process group was recorded.")
+        return canvas.draw_message_instead(ax, "No process group was recorded.")
     told = (_sentence(trace, group) for row in rows for group in row.groups)
     canvas.describe(ax, "A row for each kind of process group, a cell for each member.", *told)
     ax.set(xlim=(0, len(lines[0])), ylim=(row_in * len(rows), 0))
@@ -68,7 +68,7 @@ def groups(trace: Trace, *, ax: Axes | None = None) -> Axes:
 
 
 def lines_of(ranks: Sequence[int], rows: Sequence[GroupRow], width: float) -> list[Sequence[int]]:
-    """All ranks in one line, if `width` points have room for their groups' numbers; else in lines of a power of two."""
+    """Put all ranks in one line, if `width` points have room for the groups' numbers; else a power of two a line."""
     most = max((len(row.groups) for row in rows), default=1) - 1
     room = max(1, int(width / (text_width(str(most), size=SMALLEST_PT) + 4)))
     length = max(1, len(ranks)) if len(ranks) <= room else 2 ** (room.bit_length() - 1)
@@ -76,7 +76,7 @@ def lines_of(ranks: Sequence[int], rows: Sequence[GroupRow], width: float) -> li
 
 
 def groups_of(trace: Trace) -> list[Group]:
-    """Every group that the program made or was given, the largest first; not those inside a glass-box backend."""
+    """Return the groups that the program made or was given, the largest first; none inside a glass-box backend."""
     inner = {fact.name for process in trace.processes for fact in process.groups.values() if fact.within}
     found = dict.fromkeys(join_groups(trace.processes).values())
     asked = [group for group in found if group.name not in inner]
@@ -84,7 +84,7 @@ def groups_of(trace: Trace) -> list[Group]:
 
 
 def rows_of(found: Sequence[Group]) -> list[GroupRow]:
-    """Groups of one kind in one row, or in more where they share ranks."""
+    """Put groups of one kind in one row, or in more where they share ranks."""
     rows: list[list[Group]] = []
     for group in found:
         for row in rows:
@@ -125,7 +125,7 @@ def _draw_row(ax: Axes, top: float, row: GroupRow, lines: Sequence[Sequence[int]
 
 
 def _steps(group: Group) -> tuple[int, ...]:
-    """How far each member is from the one before it."""
+    """Return how far each member is from the one before it."""
     return tuple(b - a for a, b in zip(group.members, group.members[1:], strict=False))
 
 

@@ -41,7 +41,7 @@ def topology(trace: Trace, *, group: str | None = None, ax: Axes | None = None) 
         why = "No log of NCCL's tells how these ranks are wired." if found is None or not found.edges else (
             f"{len(found.hosts)} hosts are too many for a map: analysis.topology has their rings."
         )  # fmt: skip
-        return canvas.say_empty(ax or canvas.new_axes(height_in=1.0, left_in=0.15), why)
+        return canvas.draw_message_instead(ax or canvas.new_axes(height_in=1.0, left_in=0.15), why)
     edges = drawn(found)
     width = points(ax, 1.0, along="x") if ax else 72 * (canvas.width_in() - 0.3)
     columns = min(len(found.hosts), max(1, int(width // 150)), math.ceil(math.sqrt(len(found.hosts) * 2)))
@@ -77,7 +77,7 @@ def topology(trace: Trace, *, group: str | None = None, ax: Axes | None = None) 
 
 
 def drawn(found: Topology) -> list[LinkSum]:
-    """The links that a picture shows: those of whole rings, or all; of many ranks those between hosts, summed."""
+    """Return the links to draw: those of whole rings, or all; of many ranks those between hosts, summed."""
     edges = [edge for edge in found.edges if edge.use == "ring"] if found.rings else list(found.edges)
     if found.rings and not edges:  # The log tells rings by their order alone, and nothing of links.
         edges = list(found.edges)
@@ -105,7 +105,7 @@ def title(found: Topology) -> str:
 
 
 def _around(corner: Point, size: Point, count: int) -> list[Point]:
-    """Places on an ellipse inside of a host's box, clockwise from the top."""
+    """Return points on an ellipse inside of a host's box, clockwise from the top."""
     x, y = corner[0] + size[0] / 2, corner[1] + _NAME_PT + (size[1] - _NAME_PT) / 2
     if count == 1:
         return [(x, y)]
@@ -139,7 +139,7 @@ def _legend(edges: Sequence[LinkSum]) -> list[Artist]:
 
 
 def _told(found: Topology, edges: Sequence[LinkSum]) -> list[str]:
-    """The same in words, for readers who do not see it."""
+    """Say the same in words, for readers who do not see it."""
     names = found.labels
     return [
         f"{names[edge.src]} to {names[edge.dst]}: {edge.vias[0]}, {count_text(edge.channels, 'channel')}."

@@ -1,4 +1,4 @@
-"""What one operation looks like: a head over arrows, a bar that says it all, or nothing but a count."""
+"""One operation in a sequence diagram: a head over arrows, a bar with a text, or only a count."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from dlearn.analysis.telling.words import NAMES_SHOWN
 from dlearn.analysis.volume.alike_ranks import alike_ranks
 from dlearn.analysis.volume.comparing import Amount
 from dlearn.analysis.volume.flows import flows
-from dlearn.draw.scene import ranks_shown
 from dlearn.draw.text import TEXT_PT, cut, plain, text_width
+from dlearn.draw.timeline_model import ranks_shown
 from dlearn.join.ends import payload_bytes
 from dlearn.join.joining import operations
 from dlearn.join.operation_messages import PairSum, messages_of, sums_of, why_unknown
@@ -24,19 +24,19 @@ from dlearn.trace import Trace
 
 MOST_LIFELINES = 16
 LEVEL = 0.22
-"""From an arrow of a round to the next above it, in rows."""
+"""Rows from an arrow to the next above it, if they are sent at the same time."""
 _FIRST, _LAST, _MOST_STUCK = 3, 2, 4
-"""Of more ranks, how many are shown from the front, from the back, and, with their neighbours, because of a hang."""
+"""Of more ranks: how many are drawn from the front, from the back, and, with their neighbours, because of a hang."""
 _MOST_LINES = 8
-"""Of arrows for one operation, where its steps are taken together."""
+"""Lines of arrows of one operation, where its steps are merged."""
 _LONGEST_LABEL_PT = 240.0
 
 
 @dataclass(frozen=True)
 class MessageArrow:
-    """From one column to another: `count` messages, with what stands over the column `middle`.
+    """`count` messages from one column to another, with a label over the column `middle`.
 
-    `ends` are the ranks. `wraps`: it closes a ring, so it leaves at one side and comes in at the other.
+    `ends` are the ranks. An arrow that `wraps` closes a ring: it leaves at one side and comes in at the other.
     """
 
     src: int
@@ -49,7 +49,7 @@ class MessageArrow:
     middle: float = 0.0
     control: bool = False
     wraps: bool = False
-    level: float = 0.0  # So far it stands above the lowest of its row, which it would touch.
+    level: float = 0.0  # Rows above the lowest arrow of its row, which it would touch.
 
 
 ArrowRow = tuple[MessageArrow, ...]
@@ -72,12 +72,13 @@ class Block:
 
     @property
     def heights(self) -> list[float]:
-        """Of the head, of each line below it, and of the gap to the next block, in rows."""
+        """Return the heights of head, lines and the gap to the next block, in rows."""
         lines = [_height(row) for row in self.rows] or [1.0 if self.bar else 0.0]
         return [0.8 if self.heads else 0.0, *lines, 0.3 if self.heads else 0.15]
 
     @property
     def height(self) -> float:
+        """Return the height of the block, in rows."""
         return sum(self.heights)
 
 
@@ -89,21 +90,27 @@ def _height(row: ArrowRow) -> float:
 NOTHING = Amount()
 
 
-class Draft(NamedTuple):
-    """What is drawn of an operation, and what is not: RPC's own messages, and those of ranks without a lifeline."""
+class NotDrawn(NamedTuple):
+    """Messages without an arrow: RPC's own, and those of ranks without a lifeline, that came or never came."""
 
-    block: Block | None = None
     control: Amount = NOTHING
     left_out: Amount = NOTHING
     never: Amount = NOTHING
 
 
-@dataclass(frozen=True)
-class Drafting:
-    """How operations are drawn. `steps`: step by step; `tagged`: with tags, as these tell messages apart.
+ALL_DRAWN = NotDrawn()
 
-    `control`: torch's own messages are drawn, too, and not counted.
-    """
+
+class OperationRows(NamedTuple):
+    """What is drawn of an operation, and what is not."""
+
+    block: Block | None = None
+    not_drawn: NotDrawn = ALL_DRAWN
+
+
+@dataclass(frozen=True)
+class BlockBuilder:
+    """How operations are drawn: by `steps`, with tags if these are `tagged`, with RPC's own `control` messages."""
 
     trace: Trace
     lines: Lifelines
@@ -112,59 +119,52 @@ class Drafting:
     tagged: bool
     control: bool
 
-    def draft(self, operation: Operation) -> Draft:
+    def rows_of(self, operation: Operation) -> OperationRows:
+        """Return the block of an operation; without one where none of its messages is drawn."""
         found = messages_of(operation) if operation.is_message or operation.is_call else []
         if found:
             return self._of_messages(operation, found)
         out = [pair for pair in sums_of(operation) if self.lines.hides(pair.src, pair.dst)]
-        came, never = (_amount(pair for pair in out if (pair.how == "missing") is gone) for gone in (False, True))
-        return Draft(self._of_pairs(operation), left_out=came, never=never)
+        came = _amount(pair for pair in out if pair.how != "missing")
+        never = _amount(pair for pair in out if pair.how == "missing")
+        return OperationRows(self._of_pairs(operation), NotDrawn(left_out=came, never=never))
 
-    # A message has its name on its arrow ------------------------------------------------------------------------------
-
-    def _of_messages(self, operation: Operation, found: Sequence[Message]) -> Draft:
+    def _of_messages(self, operation: Operation, found: Sequence[Message]) -> OperationRows:
         mine = [each for each in found if self.control or not each.control]
         drawn = [each for each in mine if self.lines.draws(each.src, each.dst)]
-        arrows = [(self._arrow(each, self._name(operation, each)),) for each in drawn]
+        arrows = [(self._arrow(operation, each),) for each in drawn]
         reasons = self._stuck(operation) if operation.pending or operation.missing else ()
-        return Draft(
-            self._block(operation, reasons, arrows) if arrows else None,
-            control=_amount([each for each in found if each.control and not self.control]),
-            left_out=_amount([each for each in mine if self.lines.hides(each.src, each.dst)]),
-        )
+        control = _amount([each for each in found if each.control and not self.control])
+        left_out = _amount([each for each in mine if self.lines.hides(each.src, each.dst)])
+        return OperationRows(self._block(operation, reasons, arrows) if arrows else None, NotDrawn(control, left_out))
 
-    def _name(self, operation: Operation, message: Message) -> tuple[str, str, str]:
-        """What went wrong, what travels, and how much: in a narrow picture only the middle is cut."""
-        alone = operation.exchange is None
-        what = operation.describe(most=NAMES_SHOWN, tagged=False) if alone else message.describe(most=NAMES_SHOWN)
-        more = f" {size_text(message.payload_bytes)}".rstrip()
-        more += f", tag {operation.tag}" if self.tagged and operation.tag is not None else ""
-        wrong = "never came: " if message.how == "missing" else ""
-        return "to itself: " if message.src == message.dst else wrong, plain(what, most=120), more
-
-    def _arrow(self, message: Message, name: tuple[str, str, str]) -> MessageArrow:
+    def _arrow(self, operation: Operation, message: Message) -> MessageArrow:
         src, dst = self.lines.column[message.src], self.lines.column[message.dst]
-        room = max(_LONGEST_LABEL_PT, abs(src - dst) * self.column_pt - 8)
-        room = min(room, len(self.lines.names) * self.column_pt - 8)
-        before, what, more = name
-        left = room - text_width(before + more, size=TEXT_PT)
-        whats = what, what.split(": ")[0]
-        shown = next((each for each in whats if text_width(each, size=TEXT_PT) <= left), None)
-        label = f"{before}{shown or cut(whats[-1], left, size=TEXT_PT)}{more}".strip()
+        label = self._message_label(operation, message, abs(src - dst))
         return MessageArrow(
             src, dst, (message.src, message.dst), message.how, message.payload_bytes, 1, label,
             self._middle(src, dst, label), message.control,
         )  # fmt: skip
 
+    def _message_label(self, operation: Operation, message: Message, columns: int) -> str:
+        """Return what went wrong, what travels, and how much: in a narrow picture only the middle is cut."""
+        before = "never came: " if message.how == "missing" else ""
+        before = "to itself: " if message.src == message.dst else before
+        after = f" {size_text(message.payload_bytes)}".rstrip()
+        after += f", tag {operation.tag}" if self.tagged and operation.tag is not None else ""
+        room = max(_LONGEST_LABEL_PT, columns * self.column_pt - 8)
+        room = min(room, len(self.lines.names) * self.column_pt - 8) - text_width(before + after, size=TEXT_PT)
+        names = [plain(name, most=120) for name in _message_names(operation, message)]
+        shown = next((name for name in names if text_width(name, size=TEXT_PT) <= room), None)
+        return f"{before}{shown or cut(names[-1], room, size=TEXT_PT)}{after}".strip()
+
     def _middle(self, src: int, dst: int, label: str) -> float:
-        """That of the arrow, but where the label does not leave the picture."""
+        """Return the middle of the arrow, moved so that the label stays inside of the picture."""
         half, last = self._half(label), len(self.lines.names) - 1
         return min(max((src + dst) / 2, half - 0.5), max(last + 0.5 - half, last / 2))
 
     def _half(self, label: str) -> float:
         return (text_width(label, size=TEXT_PT) / 2 + 3) / self.column_pt
-
-    # A collective has its name above its arrows -----------------------------------------------------------------------
 
     def _of_pairs(self, operation: Operation) -> Block | None:
         steps = self._steps(operation)
@@ -177,8 +177,7 @@ class Drafting:
         silent = not self.steps and not operation.missing and not any(pair.payload_bytes for pair in mine)
         size, reasons = payload_bytes(operation.ends[0]), self._stuck(operation)
         name = f"{operation.op} {size_text(size)}" if size else operation.op
-        what = operation.describe(most=NAMES_SHOWN, tagged=self.tagged)
-        told = reasons or tuple(dict.fromkeys((what, what.split(":")[0])))
+        told = reasons or _operation_names(operation, tagged=self.tagged)
         if not pairs:
             unknown = str(why_unknown(operation) or "nothing travels")
             return self._block(operation, _heads([name], told), bar=unknown)
@@ -199,12 +198,12 @@ class Drafting:
         return list(steps.values())
 
     def _apart(self, pairs: Sequence[PairSum], *, one_step: bool) -> bool:
-        """Whether each arrow has its own bytes beside it: they differ, or there is but one arrow for each pair."""
+        """Return whether each arrow has its own bytes: they differ, or each pair has one arrow only."""
         labels = {self._label([pair]) for pair in pairs}
         return (one_step or len(labels) > 2) and all(2 * self._half(label) <= 1 for label in labels)
 
     def _label(self, pairs: Sequence[PairSum]) -> str:
-        return ("never came: " if pairs[0].how == "missing" else "") + sizes_text(pairs)
+        return "never came: " * (pairs[0].how == "missing") + sizes_text(pairs)
 
     def _rows(self, operation: Operation, step: Sequence[PairSum], apart: bool) -> list[ArrowRow]:
         closing = _closes_ring(operation.group.members, step)
@@ -234,7 +233,7 @@ class Drafting:
         return [tuple(replace(arrow, level=rise * level) for level, row in levels for arrow in row)]
 
     def _side_by_side(self, arrows: Sequence[MessageArrow]) -> list[ArrowRow]:
-        """Arrows share a row where neither they nor their labels touch."""
+        """Put arrows into one row where neither they nor their labels touch."""
         rows: list[list[MessageArrow]] = []
         for arrow in arrows:
             left, right = self._extent(arrow)
@@ -252,8 +251,6 @@ class Drafting:
         half = self._half(arrow.label) if arrow.label else 0.0
         return min(arrow.src, arrow.dst, arrow.middle - half), max(arrow.src, arrow.dst, arrow.middle + half)
 
-    # Both -------------------------------------------------------------------------------------------------------------
-
     def _block(self, operation: Operation, heads: Sequence[str], rows: Sequence[ArrowRow] = (), bar: str = "") -> Block:
         members = {*operation.group.members, *operation.ranks} & {*self.lines.column}
         columns = {self.lines.column[rank] for rank in members}
@@ -263,17 +260,32 @@ class Drafting:
         return Block(operation.op, _phase(operation), shown, tuple(rows), bar, over, stuck)
 
     def _stuck(self, operation: Operation) -> tuple[str, ...]:
-        """Why it does not end, the longest first; nothing if it did."""
+        """Return why the operation does not end, the longest text first; nothing if it did."""
         reasons = (stuck_reasons(operation, end, self.trace) for end in operation.ends)
         return next(filter(None, reasons), ())
 
 
 def _heads(names: Sequence[str], told: Sequence[str]) -> tuple[str, ...]:
-    """What may stand above an operation, the longest first: its name, with what is told of it as long as there is
-    room."""
-    whole, brief = next(iter(told), ""), next(iter(told[-1:]), "")
-    named = [f"{name}: {what}" for what in dict.fromkeys((whole, brief)) if what for name in names]
-    return (*named, *names)
+    """Return what may stand above an operation, the longest first: its op, with or without more."""
+    more = dict.fromkeys(filter(None, (*told[:1], *told[-1:])))
+    return (*(f"{name}: {what}" for what in more for name in names), *names)
+
+
+def _operation_names(operation: Operation, *, tagged: bool) -> tuple[str, ...]:
+    """Return what travels in an operation, the longest text first."""
+    whole = operation.describe(most=NAMES_SHOWN, tagged=tagged)
+    return (whole,) if operation.bucket is None else (whole, f"gradient of bucket {operation.bucket.index}")
+
+
+def _message_names(operation: Operation, message: Message) -> tuple[str, ...]:
+    """Return what travels in a message, the longest text first."""
+    exchange = operation.exchange
+    if exchange is None:
+        return _operation_names(operation, tagged=False)
+    whole = message.describe(most=NAMES_SHOWN)
+    if operation.failed or not message.step or not (message.tensors or exchange.reply):
+        return (whole,)
+    return whole, f"result of {exchange.call.function}" if exchange.call is not None else "the value"
 
 
 def _amount(found: Iterable[Message | PairSum]) -> Amount:
@@ -287,24 +299,21 @@ def _phase(operation: Operation) -> str:
 
 
 def _closes_ring(members: Sequence[int], step: Sequence[PairSum]) -> tuple[int, int] | None:
-    """Of a ring that goes to the left or to the right, the message from one end to the other."""
+    """Return the message that goes from one end of a ring to the other; None if the step is no ring."""
     count = len(members)
-    place = {rank: index for index, rank in enumerate(members)}
-    shifts = {(place[pair.dst] - place[pair.src]) % count for pair in step if pair.src in place and pair.dst in place}
+    index = {rank: number for number, rank in enumerate(members)}
+    shifts = {(index[pair.dst] - index[pair.src]) % count for pair in step if pair.src in index and pair.dst in index}
     if count < 3 or len(step) < count or shifts not in ({1}, {count - 1}):
         return None
     ends = members[0], members[-1]
     return ends if shifts == {count - 1} else ends[::-1]
 
 
-# Lifelines ------------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Lifelines:
-    """The column of each rank, and the names above. `stands_for`: rank -> the first of those that do the same.
+    """The column of each rank, and the names above; the columns in `gaps` stand for ranks without a lifeline.
 
-    The columns in `gaps` stand for ranks that have no lifeline.
+    `stands_for` maps a rank to the first of those that do the same.
     """
 
     column: dict[int, int]
@@ -313,18 +322,18 @@ class Lifelines:
     stands_for: dict[int, int] = field(default_factory=dict)
 
     def hides(self, src: int, dst: int) -> bool:
-        """Whether one of its ends has no lifeline."""
+        """Return whether one end of the message has no lifeline."""
         return src not in self.column or dst not in self.column
 
     def draws(self, src: int, dst: int) -> bool:
-        """Whether this message is drawn: of those that do the same, the first one's."""
+        """Return whether this message is drawn: of ranks that do the same, the first one's."""
         if self.hides(src, dst) or self.stands_for.get(src, src) != src:
             return False
         return src in self.stands_for or self.stands_for.get(dst, dst) == dst
 
 
 def lifelines(trace: Trace, *, once: bool) -> Lifelines:
-    """Those of all ranks; `once`: ranks that send and receive the same get one for all of them."""
+    """Return the lifelines of all ranks; if `once`, one for all ranks that send and receive the same."""
     ranks = ranks_shown(trace)
     first = alike_ranks(trace, ranks) if once else {}
     shown = [rank for rank in ranks if first.get(rank, rank) == rank]
@@ -340,19 +349,20 @@ def lifelines(trace: Trace, *, once: bool) -> Lifelines:
             gaps.add(len(names))
             names.append(f"… {len(together)} more")
             continue
-        column |= {rank: len(names) + place for place, rank in enumerate(together)}
-        names += [_name(trace, [each for each in ranks if first.get(each) == rank] or [rank]) for rank in together]
+        for rank in together:
+            column[rank] = len(names)
+            names.append(_name(trace, [each for each in ranks if first.get(each, each) == rank]))
     column |= {rank: column[stand_in] for rank, stand_in in first.items() if stand_in in column}
     return Lifelines(column, tuple(names), frozenset(gaps), first)
 
 
 def _name(trace: Trace, ranks: Sequence[int]) -> str:
-    """ "rank 0"; "each of 4: rank 1, rank 2, …"."""
+    """Return "rank 0" or "each of 4: rank 1, rank 2, …"."""
     told = ", ".join(trace.label(rank) for rank in ranks[:2]) + (", …" if len(ranks) > 2 else "")
     return f"each of {len(ranks)}: {told}" if len(ranks) > 1 else told
 
 
 def _stuck(trace: Trace) -> list[int]:
-    """Because of whom something never ended."""
+    """Return the first ranks that never made a call."""
     missing = [rank for each in operations(trace).unusual() for rank in each.missing]
     return [*dict.fromkeys(missing)][:_MOST_STUCK]

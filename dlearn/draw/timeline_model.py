@@ -1,0 +1,381 @@
+"""What a timeline shows of a trace, and where. Nothing here draws."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import islice
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from dlearn.analysis.findings import absent_texts, hang_finding, size_text, stuck_reasons, time_text
+from dlearn.analysis.volume.flows import Flow, Sums, count_messages
+from dlearn.analysis.walking.own_work import works_alone
+from dlearn.draw import canvas
+from dlearn.draw.arrows import arrows_of
+from dlearn.draw.canvas import width_in
+from dlearn.draw.layout.lanes import Lane, depths, lane_groups, rows_for, stack
+from dlearn.draw.palette import SERIES, WORKS, Look, look
+from dlearn.draw.text import plain
+from dlearn.events.event import NOT_OBSERVED, Collective, Gradient, Span
+from dlearn.events.event_table import NONE
+from dlearn.join.ends import End, payload_bytes
+from dlearn.join.joining import everybody, operations
+from dlearn.join.operation_messages import messages_of
+from dlearn.join.tables.operation_table import Operation
+from dlearn.join.tables.operations import Calls, Operations
+from dlearn.join.wait_times import waited_until_ns
+from dlearn.trace import Trace
+
+BINS = 200
+MOST_BARS = 4000
+"""Bars, spans or ticks beyond which they are too narrow: utilization is drawn instead of bars."""
+MOST_SPAN_ROWS = 3
+_ROOM_FOR_STUCK = 0.6
+"""Share of the observed time by which calls without an end outlast it: room for their reasons."""
+_LANES_WIDTH = 0.86
+"""Share of the figure's width that lanes usually have."""
+_MOST_RANKS = 64
+THIN = 0.3
+"""Share of a bar's height that waiting leaves free on either side."""
+_MOST_NAMED = 4
+"""Ranks that have their spans' names each."""
+State = Literal["ended", "failed", "stuck", "not observed", "absent"]
+
+
+class SpanRow(NamedTuple):
+    """A span, its row in its lane, and the shade of its box; a span with calls has a bracket."""
+
+    span: Span
+    row: int
+    shade: int | None
+
+
+@dataclass(frozen=True)
+class TimelineModel:
+    """Everything that a timeline shows: times in ns, lanes in inches."""
+
+    trace: Trace
+    groups: dict[int, tuple[int, ...]]
+    """Rank with a lane -> the ranks that it stands for, itself included."""
+    start_ns: int
+    end_ns: int
+    bars: list[Bar]
+    spans: list[SpanRow]
+    spans_left_out: int
+    shared_spans: bool
+    """Whether the spans of the first rank stand for those of all ranks."""
+    gradients: list[Gradient]
+    gradients_left_out: int
+    lanes: dict[int, Lane]
+    arrows: list[Flow]
+    no_room: int
+    """Messages without room for an arrow."""
+    sums: Sums
+    hidden: int
+    """Derived messages that were not asked for."""
+    control: int
+    """Calls that RPC makes for itself, which are not drawn."""
+    start_up: int
+    """Calls that RPC made before the program's first, which are not drawn either."""
+    calls: Calls
+    """Those of all ranks; where they are too many, `bars` has only those that went wrong."""
+
+    @property
+    def crowded(self) -> bool:
+        """Return whether calls are too many for bars."""
+        return len(self.calls) > MOST_BARS
+
+    @cached_property
+    def longest_wait(self) -> Bar | None:
+        """Return the bar that waits longest, where calls have room and none hangs."""
+        return None if self.crowded or hang_finding(self.trace) else _longest_wait(self.bars)
+
+    def ms(self, at_ns: int) -> float:
+        """Return the time in ms from the first event shown."""
+        return (at_ns - self.start_ns) / 1e6
+
+    def ends(self, bar: Bar) -> tuple[float, float]:
+        """Return top and bottom of a bar."""
+        return self.lanes[bar.rank].bar(bar.row)
+
+    @property
+    def names(self) -> list[str]:
+        """Return what stands beside each lane, in one line or two."""
+        labels = {rank: plain(self.trace.label(rank)) for rank in self.groups}
+        more = {rank: len(ranks) - 1 for rank, ranks in self.groups.items()}
+        return [label + f"\nand {more[rank]:,} alike" * bool(more[rank]) for rank, label in labels.items()]
+
+
+def timeline_model(trace: Trace, *, derived: bool) -> TimelineModel:
+    """Return what a timeline of this trace shows, with arrows of `derived` messages if asked for."""
+    shown = operations(trace)
+    calls = shown.calls
+    many = len(calls) > MOST_BARS
+    begun = set() if many or trace is not trace.whole else _start_up(shown)
+    drawn = [each for each in shown if id(each) not in begun] if begun else shown
+    start_ns, end_ns = _window(trace, calls, min((each.start_ns for each in drawn), default=0) if begun else None)
+    kept = _gone_wrong(shown) if many else [each for each in drawn if not is_control(each)]
+    bars = bars_of(kept, trace, until_ns=end_ns)
+    longest = None if many else _longest_wait(bars)
+    own = canvas.never_came(trace) or ([] if longest is None else [longest.rank, longest.waited_for])
+    groups = lane_groups(calls, ranks_shown(trace), end_ns - start_ns, own=own)
+    ranks = tuple(groups)
+    # Below the utilization of a rank, where there is one.
+    bars = _in_rows([bar for bar in bars if bar.rank in groups], (end_ns - start_ns) // 250, first_row=int(many))
+    spans, too_short, shared = _spans(trace, ranks, start_ns, end_ns)
+    gradients = trace.rows.where(trace.table.is_a(Gradient))
+    have_room = len(gradients) <= MOST_BARS
+    ticks = [gradient for gradient in gradients.of(Gradient) if gradient.rank in groups] if have_room else []
+    sums = count_messages(shown, set(ranks_shown(trace)))
+    scale = _LANES_WIDTH * 72 * width_in() / (end_ns - start_ns)
+    arrows, no_room = arrows_of(drawn, ranks, sums, points_per_ns=scale, derived=derived)
+    return TimelineModel(
+        trace=trace, groups=groups, start_ns=start_ns, end_ns=end_ns, bars=bars, spans=spans, gradients=ticks,
+        spans_left_out=too_short, shared_spans=shared,
+        gradients_left_out=0 if have_room else len(gradients), sums=sums, hidden=0 if derived else sums.derived,
+        lanes=_lanes(ranks, bars, spans, ticks, have_calls=len(calls) > 0),
+        arrows=arrows, no_room=no_room, start_up=len(begun), control=0 if many else len(drawn) - len(kept), calls=calls,
+    )  # fmt: skip
+
+
+def _longest_wait(bars: Sequence[Bar]) -> Bar | None:
+    return max((bar for bar in bars if bar.waited_ns > 0), key=lambda bar: bar.waited_ns, default=None)
+
+
+def _lanes(
+    ranks: Sequence[int], bars: Sequence[Bar], spans: Sequence[SpanRow], gradients: Sequence[Gradient], *,
+    have_calls: bool,
+) -> dict[int, Lane]:  # fmt: skip
+    rows = depths((bar.rank, bar.row) for bar in bars)
+    if not have_calls:  # Spans need no room for bars beside them.
+        rows = {each.span.rank: 0 for each in spans}
+    above = depths((each.span.rank, each.row) for each in spans if each.row < MOST_SPAN_ROWS)
+    return stack(ranks, rows=rows, spans=above, strips={gradient.rank for gradient in gradients})
+
+
+def _spans(trace: Trace, ranks: Sequence[int], start_ns: int, end_ns: int) -> tuple[list[SpanRow], int, bool]:
+    """Return the spans of these ranks that have room, how many have none, and whether they stand for all ranks."""
+    table, found = trace.table, trace.rows.where(trace.table.is_a(Span))
+    lasted_ns = np.where(table.end_ns == NONE, end_ns, table.end_ns) - table.start_ns
+    wide = (lasted_ns > (end_ns - start_ns) // BINS) | (len(found) <= MOST_BARS)
+    spans = [span for span in found.where(wide).of(Span) if span.rank in ranks]
+    shared = _are_shared(spans, ranks)
+    spans = [span for span in spans if not shared or span.rank == ranks[0]]
+    rows = rows_for([(span.rank, span.start_ns, span.end_ns or end_ns) for span in spans], range(len(spans)))
+    shades = _shades(works_alone(trace))
+    own = [shades.get((span.rank, span.number)) for span in spans]
+    return list(map(SpanRow, spans, rows, own)), int((~wide).sum()), shared
+
+
+def _in_rows(bars: Sequence[Bar], least_ns: int, *, first_row: int) -> list[Bar]:
+    """Give a collective one row on all ranks, and a bucket one in all steps, as the calls of two ranks by RPC."""
+    same = [id(bar.operation) if is_collective(bar.operation) else (index,) for index, bar in enumerate(bars)]
+    kinds = [_kind(bar) for bar in bars]
+    # A bar whose end was not observed takes some room, so that such bars do not hide each other.
+    until = [bar.start_ns + least_ns if bar.state == "not observed" else bar.end_ns for bar in bars]
+    times = [(bar.start_ns, end) for bar, end in zip(bars, until, strict=True)]
+    # Those of a kind that overlap each other are of as many kinds.
+    apart = rows_for([((bar.rank, kind), *when) for bar, kind, when in zip(bars, kinds, times, strict=True)], same)
+    ranks = [(bar.rank, *when) for bar, when in zip(bars, times, strict=True)]
+    rows = rows_for(ranks, list(zip(kinds, apart, strict=True)))
+    return [replace(bar, row=first_row + row) for bar, row in zip(bars, rows, strict=True)]
+
+
+def _kind(bar: Bar) -> Hashable:
+    operation = bar.operation
+    if is_collective(operation):
+        return operation.bucket.index if operation.bucket else operation.op
+    return bar.rank, bar.op if operation.exchange is None else operation.ranks
+
+
+def _are_shared(spans: Sequence[Span], ranks: Sequence[int]) -> bool:
+    """Return whether these are many ranks, and all have spans of the same names."""
+    names: dict[int, list[str]] = {rank: [] for rank in ranks}
+    for span in spans:
+        names[span.rank].append(span.name)
+    return len(ranks) > _MOST_NAMED and all(each == names[ranks[0]] for each in names.values())
+
+
+def is_control(operation: Operation) -> bool:
+    """Return whether RPC makes the call for itself, without the program's data or an error."""
+    if operation.exchange is None or operation.failed or operation.pending:
+        return False
+    found = messages_of(operation)
+    return bool(found) and all(message.control for message in found)
+
+
+def _start_up(shown: Operations) -> set[int]:
+    """Return the ids of the calls by which RPC's workers met before the program's first call."""
+    own = [each for each in shown if function_of(each).startswith("_") and not (each.failed or each.pending)]
+    mine = {id(each) for each in own}
+    first_ns = min((each.start_ns for each in shown if function_of(each) and id(each) not in mine), default=0)
+    return {id(each) for each in own if each.end_ns is not None and each.end_ns <= first_ns}
+
+
+def _gone_wrong(shown: Operations) -> list[Operation]:
+    """Return the first operations that some rank did not begin or end."""
+    wrong = (each for each in shown.unusual() if each.missing or each.pending or each.failed)
+    return list(islice(wrong, MOST_BARS // 100))
+
+
+def ranks_shown(trace: Trace) -> tuple[int, ...]:
+    """Return all ranks, but only those with a file where there are too many for a picture."""
+    found = everybody(trace)
+    return tuple(sorted(found if len(found) <= _MOST_RANKS else trace.ranks))
+
+
+def _window(trace: Trace, calls: Calls, from_ns: int | None) -> tuple[int, int]:
+    """Return start and end of what is drawn, the end later where a call never ended."""
+    seen = trace.rows.where(trace.table.is_a(Span, Gradient)).rows
+    starts_ns = calls.start_ns if from_ns is None else np.maximum(calls.start_ns, from_ns)
+    began_ns = np.append(starts_ns, trace.table.start_ns[seen])
+    if not len(began_ns):
+        return 0, 1000
+    start = int(began_ns.min())
+    end_ns = np.append(calls.end_ns, trace.table.end_ns[seen])
+    last = max(int(began_ns.max()), int(end_ns.max()))  # NONE is lower than any time.
+    length = max(last - start, 1000)
+    return start, start + int(length * (1 + _ROOM_FOR_STUCK if calls.pending.any() else 1))
+
+
+def stem_of(span: Span) -> str:
+    """Return "F" of "F0", "F1" and "F2"."""
+    return span.name.strip("0123456789 ")
+
+
+def _shades(works: dict[tuple[int, int], Span]) -> dict[tuple[int, int], int]:
+    """Return one shade for "F0", "F1" and "F2", and the next for "B0" and "B1"."""
+    stems = {key: stem_of(span) for key, span in works.items()}
+    shades = {stem: shade % len(WORKS) for shade, stem in enumerate(dict.fromkeys(stems.values()))}
+    return {key: shades[stem] for key, stem in stems.items()}
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One rank's part in one operation: waiting until `transfer_ns`, then transferring until `end_ns`.
+
+    A caller by RPC waits all the time. `state` says how it ended: "stuck" reaches the right edge, "absent" is the call
+    that this rank never made.
+    """
+
+    rank: int
+    op: str
+    """What this rank itself called: in a broken exchange not what the others did."""
+    operation: Operation
+    start_ns: int
+    transfer_ns: int
+    end_ns: int
+    state: State
+    labels: tuple[str, ...]
+    """What to write on it, the longest first."""
+    look: Look
+    """Operations that are all of one kind have a hue each, the same on all ranks."""
+    row: int = 0
+    """In the lane of its rank."""
+
+    @property
+    def waited_ns(self) -> int:
+        """Return how long it waits, of a call that ended."""
+        return self.transfer_ns - self.start_ns if self.state == "ended" else 0
+
+    @property
+    def waited_for(self) -> int:
+        """Return the rank that it waits for, if it waits."""
+        operation = self.operation
+        return operation.last_rank if operation.exchange is None else operation.ends[1].rank
+
+
+def bars_of(operations: Iterable[Operation], trace: Trace, *, until_ns: int) -> list[Bar]:
+    """Return a bar for each end of each operation, also for those that never came; without an end until `until_ns`."""
+    bars: list[Bar] = []
+    shown = list(operations)
+    kinds = {look(operation.op).family if is_collective(operation) else "" for operation in shown}
+    one_kind = len(kinds) == 1 < len(shown) and kinds != {""}
+    functions = _looks_of_functions(shown)
+    for place, operation in enumerate(shown):
+        hue = SERIES[(operation.bucket.index if operation.bucket else place) % len(SERIES)]
+        own = Look(look(operation.op).family, hue) if one_kind else functions.get(function_of(operation))
+        bars += [_bar(operation, end, trace, until_ns, own) for end in operation.ends]
+        bars += [_absent(operation, rank, trace, until_ns) for rank in operation.missing if rank in trace.ranks]
+    return sorted(bars, key=lambda bar: bar.start_ns)
+
+
+def _looks_of_functions(shown: Sequence[Operation]) -> dict[str, Look]:
+    """Give a hue to each function called by RPC, the program's own before torch's, as long as there are hues."""
+    called = Counter(filter(None, map(function_of, shown)))
+    first = sorted(called, key=lambda name: (name.startswith("_"), -called[name]))
+    return {name: Look(f"call of {plain(name, most=30)}", hue) for name, hue in zip(first, SERIES[:5], strict=False)}
+
+
+def function_of(operation: Operation) -> str:
+    """Return the function that a call by RPC calls; "" of all others."""
+    exchange = operation.exchange
+    event = None if exchange is None else exchange.call or exchange.run
+    return event.function if event is not None else ""
+
+
+def is_collective(operation: Operation) -> bool:
+    """Return whether all ranks of a group call it, and wait for the last."""
+    return isinstance(operation.ends[0], Collective)
+
+
+def _bar(operation: Operation, end: End, trace: Trace, until_ns: int, own: Look | None) -> Bar:
+    state: State = "ended"
+    until = end.end_ns if end.end_ns is not None else until_ns
+    if end.pending or end.failed:
+        state = "stuck" if end.pending else "failed"
+    elif end.ended_by == NOT_OBSERVED or end.end_ns is None:
+        state, until = "not observed", end.start_ns
+    waited = waited_until_ns(operation, end)
+    asks = operation.exchange is not None and len(operation.ends) > 1 and end is operation.ends[0]
+    if asks and state != "failed":
+        waited = None  # The callee works meanwhile.
+    transfer = until if waited is None else min(waited, until)
+    reasons = stuck_reasons(operation, end, trace)
+    labels, style = _labels(operation, end, reasons), own or look(end.op)
+    return Bar(end.rank, end.op, operation, end.start_ns, transfer, until, state, labels, style)
+
+
+def _labels(operation: Operation, end: End, reasons: Sequence[str]) -> tuple[str, ...]:
+    size = payload_bytes(end)
+    name = _name(operation, end)
+    short = f"{name} {size_text(size)}" if size else name
+    if reasons:
+        told = [plain(text, most=160) for reason in reasons for text in (f"{short}: {reason}", reason)]
+        return (*told, short)
+    # Torch numbers the groups that a program makes; other names are the program's, and may be long.
+    group = f"group {operation.group.name}" if operation.group.name.isdecimal() and not operation.group.default else ""
+    bucket = f"bucket {operation.bucket.index}" if operation.bucket else ""
+    both = ", ".join(each for each in (bucket, group) if each)
+    return (*((f"{short}, {both}", both) if both else ()), short, *((size_text(size),) if size else ()))
+
+
+def _name(operation: Operation, end: End) -> str:
+    return "gradients" if end.op == "BACKWARD_AUTOGRAD_REQ" else plain(function_of(operation), most=30) or end.op
+
+
+def wait_text(bar: Bar, trace: Trace) -> str:
+    """Return "Longest wait: rank 0 for rank 2, 40.0 ms in all_reduce #1"."""
+    operation = bar.operation
+    what = brief_name(operation) if operation.exchange is None else _name(operation, operation.ends[0])
+    who, whom = trace.label(bar.rank), trace.label(bar.waited_for)
+    return f"Longest wait: {who} for {whom}, {time_text(bar.waited_ns)} in {what}"
+
+
+def brief_name(operation: Operation) -> str:
+    """Return "bucket 2" or "all_reduce #3"."""
+    return f"bucket {operation.bucket.index}" if operation.bucket else f"{operation.op} #{operation.seq}"
+
+
+def _absent(operation: Operation, rank: int, trace: Trace, until_ns: int) -> Bar:
+    """Return the bar of a missing call, from the last call made until the others gave up, or the right edge."""
+    start = operation.transfer_ns
+    given_up = [end.end_ns for end in operation.ends if end.end_ns is not None]
+    end = until_ns if operation.pending else max([start, *given_up])
+    op = "recv" if rank == operation.receiver else operation.op
+    labels = tuple(plain(text, most=160) for text in absent_texts(operation, rank, op, trace))
+    return Bar(rank, op, operation, start, start, end, "absent", labels, look(op))
