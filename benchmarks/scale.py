@@ -2,11 +2,11 @@
 
     python benchmarks/scale.py [--largest 1000000] [--ranks 4 64] [--rounds 5] [--folder FOLDER]
 
-Two kinds of traces, written line by line through the library's own Writer. "send": every message is a send and a recv,
-each with its start and its end in a file, four lines a message. "job": the spans, gradients and all-reduces of a
+Three kinds of traces, written line by line through the library's own Writer. "send": every message is a send and a
+recv, each with its start and its end in a file, four lines a message. "job": the spans, gradients and all-reduces of a
 training job, whose messages are derived from gloo's ring; an all-reduce makes 4 n (n-1) of them on n ranks, so the
-smallest sizes are one step. Beside them `json.load` of a Chrome trace (Perfetto's JSON) that shows as many messages:
-one complete event and a flow's begin and end for each.
+smallest sizes are one step. "rpc": calls, each two messages. Beside them `json.load` of a Chrome trace (Perfetto's
+JSON) that shows as many messages: one complete event and a flow's begin and end for each.
 
 Every measurement is a process of its own, dlearn and json alternating; shown are medians, and the spread where it was
 repeated. Seconds are those of the processor, user and system: each process has one thread at work, and what else the
@@ -32,21 +32,7 @@ from typing import Any
 
 import msgspec
 
-from dlearn.events.event import (
-    FORMAT,
-    Bucket,
-    Collective,
-    End,
-    Event,
-    Footer,
-    Gradient,
-    GroupFact,
-    Header,
-    Line,
-    PointToPoint,
-    Span,
-    TensorInfo,
-)
+from dlearn.events import event as seen
 from dlearn.events.writer import Writer
 
 BUCKETS = (262_144, 1_048_576, 524_288)
@@ -54,6 +40,7 @@ BUCKETS = (262_144, 1_048_576, 524_288)
 GRADIENTS = 4
 """In each bucket."""
 MESSAGE_BYTES = 4096
+TENSORS = (seen.TensorInfo((MESSAGE_BYTES // 4,), "float32", "cpu", MESSAGE_BYTES, MESSAGE_BYTES),)
 ROUNDS_IN_A_SPAN = 100
 COLUMNS = ("load", "join", "traffic", "png", "svg")
 
@@ -65,30 +52,26 @@ Figures = dict[str, float]
 
 def write(kind: str, ranks: int, count: int, folder: Path) -> None:
     """A trace of about `count` messages, and the Chrome trace that shows as many."""
-    script = {"send": sends, "job": steps}[kind]
+    script = {"send": sends, "job": steps, "rpc": calls}[kind]
     members = tuple(range(ranks))
     for rank in members:
         writer = Writer(folder / "trace" / f"host-{1000 + rank}.jsonl", max_bytes=1 << 34)
-        writer.write(
-            Header(
-                format=FORMAT, job="scale", host="host", pid=1000 + rank, torch="2.13.0", dlearn="0.1.0", start_ns=0,
-                rank=rank, world_size=ranks,
-            )
-        )  # fmt: skip
-        writer.write(GroupFact(name="0", backend="gloo", rank=rank, size=ranks, ranks=members, default=True))
+        facts: Any = {"host": "host", "pid": 1000 + rank, "rank": rank, "world_size": ranks, "start_ns": 0}
+        writer.write(seen.Header(format=seen.FORMAT, job="scale", torch="2.13.0", dlearn="0.1.0", **facts))
+        writer.write(seen.GroupFact(name="0", backend="gloo", rank=rank, size=ranks, ranks=members, default=True))
         for line in script(rank, ranks, count):
             append(writer, line)
-        writer.write(Footer(at_ns=10**15, lines=writer.lines))
+        writer.write(seen.Footer(at_ns=10**15, lines=writer.lines))
         writer.close()
     write_chrome(folder / "chrome.json", ranks, expected(kind, ranks, count))
 
 
-def append(writer: Writer, line: Line) -> None:
+def append(writer: Writer, line: seen.Line) -> None:
     """As a recording does it."""
-    if isinstance(line, End):
+    if isinstance(line, seen.End):
         assert line.at_ns is not None
         writer.end(line.event, at_ns=line.at_ns, by=line.by, error=line.error)
-    elif isinstance(line, Event):
+    elif isinstance(line, seen.Event):
         writer.event(type(line), msgspec.structs.asdict(line))
     else:
         writer.write(line)
@@ -98,6 +81,8 @@ def expected(kind: str, ranks: int, count: int) -> int:
     """How many messages the trace really holds."""
     if kind == "send":
         return max(1, count // ranks) * ranks
+    if kind == "rpc":
+        return max(1, count // (2 * ranks)) * ranks * 2
     return step_count(ranks, count) * len(BUCKETS) * 4 * ranks * (ranks - 1)
 
 
@@ -105,52 +90,67 @@ def step_count(ranks: int, count: int) -> int:
     return max(1, count // (len(BUCKETS) * 4 * ranks * (ranks - 1)))
 
 
-def sends(rank: int, ranks: int, count: int) -> Iterator[Line]:
+def sends(rank: int, ranks: int, count: int) -> Iterator[seen.Line]:
     """In each round every rank sends to the next and receives from the one before, both at the same time."""
-    tensors = (TensorInfo((MESSAGE_BYTES // 4,), "float32", "cpu", MESSAGE_BYTES, MESSAGE_BYTES),)
     number = span = 0
     for turn in range(max(1, count // ranks)):
         at = 1_000_000_000_000 + turn * 10_000 + rank * 100
         if turn % ROUNDS_IN_A_SPAN == 0:
             if turn:
-                yield End(event=span, by="return", at_ns=at - 50)
+                yield seen.End(event=span, by="return", at_ns=at - 50)
             span, number = number, number + 1
-            yield Span(number=span, start_ns=at - 40, name=f"part {turn // ROUNDS_IN_A_SPAN}")
+            yield seen.Span(number=span, start_ns=at - 40, name=f"part {turn // ROUNDS_IN_A_SPAN}")
         for offset, op, peer in ((0, "send", (rank + 1) % ranks), (1, "recv", (rank - 1) % ranks)):
             facts: Any = {"parent": span, "site": "ring.py:14", "group": "0", "tag": 0, "seq": 2 * turn + offset + 1}
-            start_ns = at + 1000 * offset
-            yield PointToPoint(number=number + offset, start_ns=start_ns, op=op, peer=peer, tensors=tensors, **facts)
+            facts |= {"number": number + offset, "start_ns": at + 1000 * offset}
+            yield seen.PointToPoint(op=op, peer=peer, tensors=TENSORS, **facts)
         for offset in (1, 0):
-            yield End(event=number + offset, by="wait", at_ns=at + 6000 - 1000 * offset)
+            yield seen.End(event=number + offset, by="wait", at_ns=at + 6000 - 1000 * offset)
         number += 2
-    yield End(event=span, by="return", at_ns=at + 7000)
+    yield seen.End(event=span, by="return", at_ns=at + 7000)
 
 
-def steps(rank: int, ranks: int, count: int) -> Iterator[Line]:
+def steps(rank: int, ranks: int, count: int) -> Iterator[seen.Line]:
     """A step is a span in which gradients come and each bucket's all-reduce is made as soon as it has them."""
     number = 0
     for i, size in enumerate(BUCKETS):
         names = tuple(f"layer{i}.{j}.weight" for j in range(GRADIENTS))
         facts: Any = {"model": 0, "index": i, "count": len(BUCKETS), "bytes": size, "parameters": names}
-        yield Bucket(number=number, start_ns=1_000_000_000_000, built="rebuilt", **facts)
+        yield seen.Bucket(number=number, start_ns=1_000_000_000_000, built="rebuilt", **facts)
         number += 1
     for step in range(step_count(ranks, count)):
         at = 1_000_000_000_000 + step * 10_000_000 + rank * 1000
         span, number = number, number + 1
-        yield Span(number=span, start_ns=at, name=f"step {step}")
+        yield seen.Span(number=span, start_ns=at, name=f"step {step}")
         for i, size in enumerate(BUCKETS):
             at += 1_000_000
             facts = {"parent": span, "phase": "backward", "backward": step}
             for j in range(GRADIENTS):
                 name, part = f"layer{i}.{j}.weight", size // GRADIENTS
-                yield Gradient(number=number, start_ns=at + j * 1000, model=0, parameter=name, bytes=part, **facts)
+                yield seen.Gradient(number=number, start_ns=at + j * 1000, model=0, parameter=name, bytes=part, **facts)
                 number += 1
-            tensors = (TensorInfo((size // 4,), "float32", "cpu", size, size),)
+            tensors = (seen.TensorInfo((size // 4,), "float32", "cpu", size, size),)
             facts |= {"site": "train.py:31", "group": "0", "seq": step * len(BUCKETS) + i + 1, "launcher": "reducer"}
-            yield Collective(number=number, start_ns=at + 10_000, op="all_reduce", inputs=tensors, **facts)
-            yield End(event=number, by="callback", at_ns=at + 900_000)
+            yield seen.Collective(number=number, start_ns=at + 10_000, op="all_reduce", inputs=tensors, **facts)
+            yield seen.End(event=number, by="callback", at_ns=at + 900_000)
             number += 1
-        yield End(event=span, by="return", at_ns=at + 2_000_000)
+        yield seen.End(event=span, by="return", at_ns=at + 2_000_000)
+
+
+def calls(rank: int, ranks: int, count: int) -> Iterator[seen.Line]:
+    """In each round every rank calls the next by RPC, and runs and answers a call of the one before."""
+    yield seen.Worker(name=f"worker{rank}", id=rank, wall_ns=0, log="a benchmark has none")
+    packed: Any = {"tensors": TENSORS, "pickled_bytes": 300, "observer_bytes": 25}
+    called: Any = {"op": "rpc_sync", "flavour": "python", "to": (rank + 1) % ranks, "site": "ring.py:14", **packed}
+    for turn in range(max(1, count // (2 * ranks))):
+        at, number = 1_000_000_000_000 + turn * 10_000 + rank * 100, 3 * turn
+        facts: Any = {"function": "work", "call": turn, "context": turn // ROUNDS_IN_A_SPAN}
+        yield seen.RpcCall(number=number, start_ns=at, handed_ns=at + 500, **called, **facts)
+        caller, run = (rank - 1) % ranks, number + 1
+        yield seen.RpcRun(number=run, caller=caller, start_ns=at + 2000, arrived_ns=at + 1500, **facts)
+        reply: Any = {"start_ns": at + 4000, "returned_ns": at + 3500, "caller": caller, "call": turn}
+        yield seen.RpcReply(number=number + 2, run=run, **reply, **packed)
+        yield seen.End(event=number, by="reply", at_ns=at + 6000)
 
 
 def write_chrome(path: Path, ranks: int, count: int) -> None:
@@ -271,7 +271,7 @@ def step(name: str, *given: str) -> Figures:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kinds", nargs="+", default=["send", "job"], help="send, job (default both)")
+    parser.add_argument("--kinds", nargs="+", default=["send", "job", "rpc"], help="default all")
     parser.add_argument("--ranks", nargs="+", type=int, default=[4, 64], help="default 4 64")
     parser.add_argument("--smallest", type=int, default=1_000)
     parser.add_argument("--largest", type=int, default=1_000_000)

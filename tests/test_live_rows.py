@@ -59,13 +59,13 @@ def test_a_row_says_step_call_line_and_for_whom_a_rank_waits(tmp_path):
         files.write(rank, {"kind": "span", "number": 1, "name": "step 3", "start_ns": 5}, begin(2, 11, ago_s=3.0))
     files.write(2, {"kind": "end", "event": 2, "at_ns": time.monotonic_ns() - 2 * 10**9, "by": "wait"})
     for rank in range(2):
-        files.write(rank, f"[2,{time.monotonic_ns()},1]", f"[2,3,{time.monotonic_ns() - 1_300_000_000},1,12,-1]")
+        files.write(rank, f"[2,{time.monotonic_ns()},1]", f"[2,3,{time.monotonic_ns() - 1_300_000_000},1,12]")
     assert files.now() == [
         "rank 0  step 3: waits 1.3 s for rank 2 in all_reduce #12 (train.py:14)",
         "rank 1  step 3: waits 1.3 s for rank 2 in all_reduce #12 (train.py:14)",
         "rank 2  step 3: computes for 2.0 s",
     ]
-    files.write(2, f"[2,3,{time.monotonic_ns()},1,12,-1]")
+    files.write(2, f"[2,3,{time.monotonic_ns()},1,12]")
     assert "waits" not in "".join(files.now())
     files.write(0, {"kind": "footer", "at_ns": 9, "lines": 9})
     assert files.now()[0] == "rank 0  step 3: has ended"
@@ -98,7 +98,7 @@ def test_of_much_that_is_new_only_the_end_is_read_and_of_the_rest_nothing_is_sai
     files = Files(tmp_path, 2)
     span = {"kind": "span", "number": 0, "name": "step 0", "start_ns": 5}
     files.write(0, begin(1, 5, ago_s=9.0))
-    files.write(1, span, "[0,9,1]", begin(1, 1), MUCH, f"[1,20000,{time.monotonic_ns()},-1,20000,-1]")
+    files.write(1, span, "[0,9,1]", begin(1, 1), MUCH, f"[1,20000,{time.monotonic_ns()},-1,20000]")
     assert files.now() == [
         "rank 0  in all_reduce #5 for 9.0 s (train.py:14)",
         "rank 1  in all_reduce #20000 (train.py:14)",

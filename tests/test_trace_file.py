@@ -100,7 +100,7 @@ def test_what_the_size_limit_keeps_out_is_counted_and_said(tmp_path, max_bytes):
 
 def test_a_program_that_says_the_same_again_writes_numbers_only(tmp_path):
     path = write(tmp_path)
-    assert short_lines(path) == [b"[0,5,1]", b"[0,1,10,-1,2,-1]", b"[1,15,1]"]
+    assert short_lines(path) == [b"[0,5,1]", b"[0,1,10,-1,2]", b"[1,15,1]"]
     assert [(each.number, each.start_ns, each.end_ns, each.ended_by) for each in events(tmp_path)] == [
         (0, 0, 5, "wait"),
         (1, 10, 15, "wait"),
@@ -129,14 +129,15 @@ ODD_GROUP = b'{"kind":"group","name":"odd","backend":"gloo",'
         (msgspec.json.encode(header()), "a second header"),
         (ODD_GROUP + b'"rank":0,"size":2,"ranks":[0,1,2]}', "group 'odd'"),
         (ODD_GROUP + b'"rank":0,"size":1048576}', "group 'odd' has 1,048,576 members and does not say which"),
-        (b"[1,5,10,-1,2,-1]", "like event 1, which is not in the file"),  # It is there, but as a short line itself.
-        (b"[0,1,10,-1,2,-1]", "event 1 a second time"),
-        (b"[0,-5,10,-1,2,-1]", "a number below 0"),
+        (b"[1,5,10,-1,2]", "like event 1, which is not in the file"),  # It is there, but as a short line itself.
+        (b"[0,1,10,-1,2]", "event 1 a second time"),
+        (b"[0,-5,10,-1,2]", "a number below 0"),
         (b"[7,15,1]", "the end of event 7, which is not in the file"),
         (b"[2,9,1]", "event 2 ends before it starts"),
-        *[(line, "a line of numbers") for line in (b"[2,35,5]", b"[2,1x,1]", b"[2,15]", b"[]", b"[2,25,1")],
+        (b"[0,5,10,-1,2,7]", "not the numbers of an event like event 0"),
+        *[(line, "a line of numbers") for line in (b"[2,35,8]", b"[2,1x,1]", b"[2,15]", b"[]", b"[2,25,1")],
     ],
-    ids=range(22),
+    ids=range(23),
 )
 def test_a_damaged_line_is_named_and_costs_no_other(tmp_path, line, told):
     path = write(tmp_path)
@@ -181,8 +182,8 @@ def test_a_header_is_needed(tmp_path):
         (b"x" * (10 << 20), "no trace"),
         (b'{"kind":"header","format":4}\n', "no trace header"),
         (b"[" * 100_000, "no trace header"),
-        (b'{"kind":"header","format":1,"dlearn":"0.0","old":1}\n', "format 1; this dlearn reads formats 4 and 5."),
-        (b'{"kind":"header","format":6,"dlearn":"9.9","news":1}\n', "written by dlearn 9.9: use that version."),
+        (b'{"kind":"header","format":1,"dlearn":"0.0","old":1}\n', "format 1; this dlearn reads formats 4 to 6."),
+        (b'{"kind":"header","format":7,"dlearn":"9.9","news":1}\n', "written by dlearn 9.9: use that version."),
     ):
         (tmp_path / "x.jsonl").write_bytes(content)
         with pytest.raises(TraceError, match=r"x\.jsonl, line 1: ") as error:

@@ -124,7 +124,8 @@ def _move(file: ProcessFile, clock: Clock) -> None:
     """Events are frozen for everybody else; while they are being loaded, they are still being made."""
     if not clock.offset_ns and not clock.drift:
         return
-    for times in (file.short.start_ns, file.short.end_ns):
+    own = [column for name, column in file.short.own.items() if name.endswith("_ns")]
+    for times in (file.short.start_ns, file.short.end_ns, *own):
         known = times != NONE
         times[known] = [clock.to_reference(at_ns) for at_ns in times[known].tolist()]
     for event in file.events.values():

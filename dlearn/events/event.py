@@ -1,7 +1,7 @@
 """What hooks saw in one process: the values of a trace, exactly as they stand in its file.
 
-Each line of a trace file is one of these structs as JSON; `kind` tells which. Times are nanoseconds of the
-process's monotonic clock, sizes are bytes, ranks inside a process group are *group* ranks.
+Each line of a trace file is one of these structs as JSON, by its `kind`. Times are nanoseconds of the
+process's monotonic clock, sizes are bytes, ranks in a process group are *group* ranks.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
-FORMATS = (4, FORMAT := 5)
-"""Versions of the trace file (docs/trace-file.md) that are read, and the one that is written."""
+FORMATS = (4, 5, FORMAT := 6)
+"""Versions of the trace file (docs/trace-file.md) that are read; the last is written."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Nanoseconds = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
@@ -19,20 +19,20 @@ Dimension = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
 Tag = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
 
 NOT_OBSERVED = "not observed"
-"""`ended_by` of an event whose end nobody could see: it neither hangs nor has a duration."""
+"""`ended_by` of an event whose end could not be seen: it neither hangs nor has a duration."""
 REFUSED = "refused"
-"""`ended_by` of a call that raised before the backend took it: nothing was sent for it, and it met no other call."""
+"""`ended_by` of a call that raised before the backend took it: nothing was sent for it."""
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", omit_defaults=True):
-    """One line of a trace file. (No line can hold another: the garbage collector has nothing to find in millions.)"""
+    """One line of a trace file. No line holds another, so the garbage collector skips them."""
 
 
 class TensorInfo(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """The outside of a tensor; its values never reach a trace.
 
-    `logical_bytes` is numel x itemsize. `payload_bytes` is what is handed to the transport: the same for a dense
-    tensor (gloo sends an expanded tensor in full), indices and values for a sparse one.
+    `logical_bytes` is numel x itemsize, `payload_bytes` what is handed to the transport: the same for
+    a dense tensor (gloo sends an expanded one in full), indices and values for a sparse one.
     """
 
     shape: tuple[Dimension, ...]
@@ -41,13 +41,13 @@ class TensorInfo(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     logical_bytes: Count
     payload_bytes: Count
     indices_bytes: Count | None = None
-    """Of a sparse tensor: how much of its payload are indices; None where duplicates are still to be added up."""
+    """The part of a sparse tensor's payload; None where duplicates are still to be added up."""
     sparse: bool = False
 
 
 class Header(Line, tag="header", frozen=True, kw_only=True):
-    """The first line: whose record this is. `rank` and `name` are the cluster's, where a cluster started it. `job` is
-    "" where the process knew of none: it finds the name when it meets others (`Joined`)."""
+    """The first line: the process that is recorded. `rank` and `name` are given by a cluster; `job` is
+    "" until the process meets others (`Joined`)."""
 
     format: Count
     job: str
@@ -65,24 +65,22 @@ class Header(Line, tag="header", frozen=True, kw_only=True):
 
 
 class Footer(Line, tag="footer", frozen=True, kw_only=True):
-    """The last line: the recorder closed the file. A file without it is of a process that died, or still runs."""
+    """The last line. A file without it is of a process that died, or still runs."""
 
     at_ns: Nanoseconds
     lines: Count
     not_written: Count = 0
     """Lines that the size limit (`max_bytes`) or the system kept out."""
-    refusal: str = ""
-    """Why the system took no more lines, by the name of its error: "ENOSPC" is a full disk."""
+    refusal: str = ""  # Why the system took no more lines: "ENOSPC" is a full disk.
     hook_errors: Count = 0
     works_dropped: Count = 0
     """Point-to-point works let go unfinished, because too many were waiting for their `wait`."""
-    left_out: Count = 0
-    """Events outside the steps that were asked for."""
+    left_out: Count = 0  # Events outside the steps that were asked for.
 
 
 class GroupFact(Line, tag="group", frozen=True, kw_only=True):
-    """A process group that this process belongs to. `ranks[i]` is the global rank of group rank `i`. The inner group of
-    a glass-box backend is `within` another. `made` is one word in all members' files, and in no other group's."""
+    """A process group of this process. `ranks[i]` is the global rank of group rank `i`. The inner group
+    of a glass-box backend is `within` another. `made` is equal in all members' files, and unique."""
 
     name: str
     backend: str
@@ -95,9 +93,9 @@ class GroupFact(Line, tag="group", frozen=True, kw_only=True):
 
 
 class Socket(Line, tag="socket", frozen=True, kw_only=True):
-    """A TCP connection of this process. Its other end, with the addresses swapped, tells which rank is the peer.
-    `group` is the process group that it was made for; "?" if it is older than the recording, and of several groups;
-    "" if no group is known that made it: then all that was written into it counts, from its beginning."""
+    """A TCP connection of this process; its peer's has the addresses swapped. `group` is the process
+    group that made it; "?" if it is older than the recording, and of several groups; "" if none is
+    known: then all its bytes count."""
 
     id: Count
     group: str
@@ -106,8 +104,8 @@ class Socket(Line, tag="socket", frozen=True, kw_only=True):
 
 
 class Worker(Line, tag="worker", frozen=True, kw_only=True):
-    """This process as RPC knows it. `wall_ns` is its wall clock less its monotonic one, for the agent's log; `log` says
-    why that log is not kept beside the trace, if it is not."""
+    """This process as RPC knows it. `wall_ns` is its wall clock less its monotonic one, for the agent's
+    log; `log` says why that log is not kept beside the trace."""
 
     name: str
     id: Count
@@ -116,13 +114,13 @@ class Worker(Line, tag="worker", frozen=True, kw_only=True):
 
 
 class NotMeasured(Line, tag="not measured", frozen=True, kw_only=True):
-    """Why the bytes on the wire are not known in this process."""
+    """The reason why the bytes on the wire are not known in this process."""
 
     reason: str
 
 
 class RpcResult(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """What C++ sent back, as the caller got it. `pickled_bytes` are those without the tensors; None where not known."""
+    """What C++ sent back, as the caller got it. `pickled_bytes` are those without the tensors."""
 
     tensors: tuple[TensorInfo, ...] = ()
     pickled_bytes: Count | None = None
@@ -130,8 +128,8 @@ class RpcResult(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class End(Line, tag="end", frozen=True, kw_only=True):
-    """The end of an event, known later than its start. What is known only now: who the message came from (`peer`),
-    with which `tag`, what was given and got, of pickled objects (`inputs`, `outputs`), and an RPC's `result`."""
+    """The end of an event, and what is known only now: the `peer` that a message came from, its `tag`,
+    what was given and got of pickled objects (`inputs`, `outputs`), an RPC's `result`."""
 
     event: Count
     by: str
@@ -147,13 +145,16 @@ class End(Line, tag="end", frozen=True, kw_only=True):
 class Event(Line, frozen=True, kw_only=True):
     """One call that a hook saw in one process.
 
-    `number` is unique in the process; `parent` is the number of the enclosing span. `ended_by` says who saw the end:
-    callback, wait or return, or that the call was refused. `error` is the class of the exception that ended it. `phase`
-    is setup, forward, backward, optimizer, cleanup or none. `site` is the line of user code, "file.py:14".
+    `number` is unique in the process; `parent` is that of the enclosing span. `ended_by` is what saw the
+    end: callback, wait, return, ... `error` is the class of the exception that ended it (of an RPC's
+    reply: that the function raised). `phase` is setup, forward, backward, optimizer, cleanup or none.
+    `site` is the line of user code, "file.py:14".
     """
 
     ends: ClassVar[bool] = True
     """Whether an event of this kind lasts: one without an end hangs, or its process died."""
+    own: ClassVar[tuple[str, ...] | None] = None
+    """Fields of numbers that do not repeat (short_lines.py). None: no short lines."""
 
     number: Count
     start_ns: Nanoseconds
@@ -165,11 +166,11 @@ class Event(Line, frozen=True, kw_only=True):
     phase: str = "none"
     site: str = ""
     rank: int = -1
-    """Whose event this is. Not in the file: `Trace.load` fills it in, and overwrites what a file claims."""
+    """Not in the file: `Trace.load` fills it in, and overwrites what a file claims."""
 
     @property
     def pending(self) -> bool:
-        """Started, should end, and nobody has seen the end."""
+        """Return whether the event began, should end, and its end was not seen."""
         return self.ends and self.end_ns is None and self.ended_by != NOT_OBSERVED
 
     @property
@@ -184,13 +185,13 @@ class Event(Line, frozen=True, kw_only=True):
 class Collective(Event, tag="collective", frozen=True, kw_only=True):
     """One rank's call of a collective. `seq` counts the collectives of its process group, from 1.
 
-    `inputs` are what this rank gives, `outputs` what it gets; an operation in place has inputs only.
-    `launcher` tells who called it: "" user code, "reducer" DDP's C++ reducer, "comm hook" a communication hook of DDP,
-    then with the `bucket_index` that the hook was called for. `backward` numbers the backward pass. `splits` are the
-    bytes of the input for each group rank, where the program gave the sizes itself. `checksum` is the CRC-32 of the
-    inputs, on request.
+    `inputs` are what this rank gives, `outputs` what it gets; in place there are inputs only.
+    `launcher`: "" user code, "reducer" DDP's C++ reducer, "comm hook" DDP's communication hook, for
+    `bucket_index`. `backward` numbers the backward pass. `splits` are the bytes for each group rank, if
+    the program gave them. `checksum` is the CRC-32 of the inputs, on request.
     """
 
+    own = ("seq", "backward")
     op: str
     group: str
     seq: Count
@@ -208,11 +209,11 @@ class Collective(Event, tag="collective", frozen=True, kw_only=True):
 class PointToPoint(Event, tag="p2p", frozen=True, kw_only=True):
     """One rank's `send` or `recv`. `peer` is a group rank; None is a `recv` from any source that has not ended.
 
-    A tensor that is a view is a part of something larger: it begins at `offset_bytes` of `whole_bytes` (0: no view).
-    A glass-box collective says of each of its sends which `step` it is. `checksum` is the CRC-32 of the data that is
-    sent, on request; of the data itself a trace holds nothing.
+    A view begins at `offset_bytes` of `whole_bytes` (0: no view). A send of a glass-box collective has
+    its `step`. `checksum` is the CRC-32 of the data, on request; a trace never holds the data.
     """
 
+    own = ("seq",)
     op: Literal["send", "recv"]
     group: str
     peer: Count | None
@@ -222,8 +223,7 @@ class PointToPoint(Event, tag="p2p", frozen=True, kw_only=True):
     offset_bytes: Count = 0
     whole_bytes: Count = 0
     step: Count = 0
-    place: Count = 0
-    """Of a recording of some steps only: its number among the process's calls with this op, peer and tag."""
+    place: Count = 0  # Of some recorded steps: its number among the calls with this op, peer and tag.
     checksum: Count | None = None
 
 
@@ -243,10 +243,10 @@ class Bucket(Event, tag="bucket", frozen=True, kw_only=True):
 
 
 class Gradient(Event, tag="gradient", frozen=True, kw_only=True):
-    """The moment at which the gradient of one parameter of a DDP model is ready."""
+    """The moment when the gradient of one parameter of a DDP model is ready."""
 
     ends: ClassVar[bool] = False
-
+    own = ("backward",)
     model: Count
     parameter: str
     bytes: Count
@@ -254,45 +254,48 @@ class Gradient(Event, tag="gradient", frozen=True, kw_only=True):
 
 
 class Stretch(Event, tag="stretch", frozen=True, kw_only=True):
-    """A part of a training step, seen from begin to end: the forward pass of a DDP model, a backward pass, or the
-    step of an optimizer, as `phase` says. On a GPU the part that the CPU takes; the GPU's stands in a `DeviceTime`."""
+    """A forward pass of a DDP model, a backward pass or an optimizer's step, as `phase` says. On a GPU it
+    is what the CPU takes; the GPU's is a `DeviceTime`."""
+
+    own = ()
 
 
 class Span(Event, tag="span", frozen=True, kw_only=True):
-    """A stretch that the user named, `with dlearn.span("step 3"):`, or in which the call `held` waited at a gate."""
+    """A span named by the user, `with dlearn.span("step 3"):`, or the wait of a call `held` at a gate."""
 
     name: str
     held: str = ""
 
 
 class Counters(Event, tag="counters", frozen=True, kw_only=True):
-    """The kernel's counters at this moment: bytes that this process has written into each of its sockets, by `id`; None
-    is one that is closed. `still`: whether they had stopped moving; None if the recorder did not wait for that."""
+    """The kernel's counters: bytes that this process has written into each of its sockets, by `id`; None
+    if closed. `still`: whether they stood still; None if the recorder did not wait for that."""
 
     ends: ClassVar[bool] = False
 
     sent_bytes: tuple[Count | None, ...]
     received_bytes: tuple[Count | None, ...] = ()
-    """Bytes that have come from there; read where RPC is used only, whose other side knows nothing of our phases."""
+    """Read for RPC only, whose other side does not know our phases."""
     still: bool | None = None
 
 
 class RRefFork(msgspec.Struct, frozen=True, gc=False):
-    """A reference to a remote value (RRef) that travels in a message: whose value it is, and this copy's own id."""
+    """An RRef that travels in a message: the `owner` of its value, and this copy's own id."""
 
     owner: Count
     fork: str
 
 
 class RpcCall(Event, tag="rpc call", frozen=True, kw_only=True):
-    """The caller's end of an RPC: it begins before the arguments are handed to the agent, at `handed_ns` that is done.
+    """The caller's end of an RPC: the arguments are with the agent at `handed_ns`.
 
-    `to` is a worker's id, `call` numbers the calls of this process. `pickled_bytes` are those of function and
-    arguments without the tensors; None where C++ writes them. `observer_bytes` is what the recorder adds: the id by
-    which both ends are joined. `context` is the distributed autograd context. An `observer` call is the cluster's own,
-    to open connections. `result` is there where C++ packed it; other results are in an `RpcReply`.
+    `to` is a worker's id, `call` numbers the calls of this process. `pickled_bytes` are function and
+    arguments without tensors; None where C++ writes them. `observer_bytes` is the recorder's id, which
+    joins both ends. `context` is that of distributed autograd. A cluster makes an `observer` call to
+    open connections. `result` is there where C++ packed it; else it is in an `RpcReply`.
     """
 
+    own = ("call", "handed_ns", "context", "rrefs")
     op: Literal["rpc_sync", "rpc_async", "remote"]
     function: str
     flavour: Literal["python", "builtin", "script"]
@@ -304,7 +307,6 @@ class RpcCall(Event, tag="rpc call", frozen=True, kw_only=True):
     observer_bytes: Count = 0
     context: Count | None = None
     needs_grad: bool = False
-    """Whether a tensor in it needs a gradient: else a builtin call is sent without autograd's data."""
     rrefs: tuple[RRefFork, ...] = ()
     detached: tuple[str, ...] = ()
     """Arguments that were an nn.Parameter: they arrive as plain tensors without a gradient."""
@@ -315,6 +317,7 @@ class RpcCall(Event, tag="rpc call", frozen=True, kw_only=True):
 class RpcRun(Event, tag="rpc run", frozen=True, kw_only=True):
     """The callee's end: it begins with the function; the request was there at `arrived_ns`, unpacked."""
 
+    own = ("call", "arrived_ns", "context")
     function: str
     caller: Count
     call: Count
@@ -323,46 +326,43 @@ class RpcRun(Event, tag="rpc run", frozen=True, kw_only=True):
 
 
 class RpcReply(Event, tag="rpc reply", frozen=True, kw_only=True):
-    """A value is packed to be sent back: the result of a call, or, `fetched`, what an RRef holds. `caller` and `call`
-    name the call; those of a fetched value are its own, given by this process."""
+    """A packed result of the call that `caller` and `call` name; or, `fetched`, an RRef's value, whose
+    own two they are. Without a tensor that `needs_grad` it is sent without autograd's data."""
 
     ends: ClassVar[bool] = False
-
+    own = ("call", "run", "returned_ns", "rrefs")
     caller: Count
     call: Count
     fetched: bool = False
     run: Count | None = None
-    """The event of the run, which ended at `returned_ns`: it has no end of its own."""
+    """The number of the run, which ended at `returned_ns` and has no other end."""
     returned_ns: Nanoseconds | None = None
     tensors: tuple[TensorInfo, ...] = ()
     pickled_bytes: Count
     observer_bytes: Count = 0
     rrefs: tuple[RRefFork, ...] = ()
     needs_grad: bool = False
-    """Whether a tensor in it needs a gradient: else it is sent without autograd's data."""
-    error: str = ""
-    """The class of the exception that the function raised."""
 
 
 class RpcArrival(Event, tag="rpc arrival", frozen=True, kw_only=True):
     """A fetched value has come here; `caller` and `call` as in its `RpcReply`. A reply's is the end of its call."""
 
     ends: ClassVar[bool] = False
-
+    own = ("call",)
     caller: Count
     call: Count
 
 
 class RpcWindow(Event, tag="rpc window", frozen=True, kw_only=True):
-    """A stretch of Python in which C++ sends messages by itself.
+    """A part of Python in which C++ sends messages by itself.
 
-    "to_here" fetches a value from `to`. "rref" takes in an RRef of `to`, sent by `parent`. "context" is a distributed
-    autograd context, "backward" its backward pass, "release" its end. "rref backward" begins one at the owner `to`.
-    "crossing" hands the gradients `tensors` to the node of number `message` on another worker. "gradient" is the moment
-    at which such gradients have come from `to`, where only C++ saw them go. `result` is the value that was fetched,
-    where C++ packed it.
+    "to_here" fetches a value from `to`. "rref" takes in an RRef of `to`, sent by `parent_worker`.
+    "context" is a distributed autograd context, "backward" its backward pass, "release" its end. "rref
+    backward" begins one at the owner `to`. "crossing" hands the gradients `tensors` to node `message`
+    of another worker, "gradient" is their arrival from `to`. `result`: fetched, packed by C++.
     """
 
+    own = ("context", "message", "fork")
     op: Literal["to_here", "rref", "context", "backward", "rref backward", "release", "crossing", "gradient"]
     to: Count | None = None
     parent_worker: Count | None = None
@@ -374,14 +374,14 @@ class RpcWindow(Event, tag="rpc window", frozen=True, kw_only=True):
 
 
 class AutogradNode(Event, tag="autograd node", frozen=True, kw_only=True):
-    """A node of the graph that distributed autograd goes through in a context, as it stands in this process.
+    """A node of distributed autograd's graph of a context in this process, where `node` numbers it.
 
-    `node` numbers it here; `next` are those that it hands its gradients to. `shapes` are those of the gradients that
-    come in. `message` joins a send to the recv on another worker. `parameter`: the name of the one it collects for.
+    It hands gradients to the nodes `next`; `shapes` are those that come in. `message` joins a send to
+    the recv on another worker. `parameter` is the name of the one that it collects for.
     """
 
     ends: ClassVar[bool] = False
-
+    own = ("context", "node", "message", "next")
     context: Count
     node: Count
     name: str
@@ -394,6 +394,7 @@ class AutogradNode(Event, tag="autograd node", frozen=True, kw_only=True):
 class AutogradRun(Event, tag="autograd run", frozen=True, kw_only=True):
     """A node's execution in the backward pass. A recv sends `tensors` to the worker that the value came from."""
 
+    own = ("context", "node")
     context: Count
     node: Count
     tensors: tuple[TensorInfo, ...] = ()

@@ -1,23 +1,25 @@
-"""The table of events: one row for each that a process saw, as columns of numbers.
+"""The table of events: a row for each event that a process saw, as columns of numbers.
 
-Events say the same in each step of a program, so a row holds only what differs from the first of its like; it becomes
-an event when somebody looks at it. What is asked of millions of them is asked of the columns.
+Events repeat in each step of a program: a row holds only what differs from the first such event.
+It becomes an object when it is looked at; questions about millions of events go to the columns.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain, repeat
 from typing import Any, TypeVar, overload
 
+import msgspec
 import numpy as np
-from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from dlearn.events.event import NOT_OBSERVED, REFUSED, Collective, Event, Gradient, PointToPoint, Stretch
-from dlearn.events.short_lines import ENDED_BY
+from dlearn.events.event import NOT_OBSERVED, REFUSED, Event
+from dlearn.events.short_lines import ENDED_BY, names_of_numbers, with_numbers
 
 Kind = TypeVar("Kind", bound=Event)
 Item = TypeVar("Item")
@@ -29,45 +31,31 @@ Rows = NDArray[np.intp]
 NONE = np.iinfo(np.int64).min
 """In a column of numbers: there is none."""
 NO_END, OTHER = -1, len(ENDED_BY)
-"""In `ended_by`: nobody saw the end, and somebody who has no place in `ENDED_BY`."""
+"""In `ended_by`: the end was not seen, or what saw it has no index in `ENDED_BY`."""
 WAS_REFUSED, UNSEEN = ENDED_BY.index(REFUSED), ENDED_BY.index(NOT_OBSERVED)
 _WORDS = (*ENDED_BY, "", "")
-_COLUMNS = ("like", "rank", "number", "start_ns", "end_ns", "ended_by", "parent", "seq", "backward")
-_VARYING = ("number", "start_ns", "end_ns", "parent", "seq", "backward")
-"""The columns that are fields of an event, as they stand there."""
-# By name, for this runs a million times: a dict of the names takes four times as long.
-_MAKE: dict[type[Event], Callable[..., Event]] = {
-    Collective: lambda first, by, n, s, e, p, seq, backward: replace(
-        first, number=n, start_ns=s, end_ns=e, ended_by=by, parent=p, seq=seq, backward=backward
-    ),
-    PointToPoint: lambda first, by, n, s, e, p, seq, _: replace(
-        first, number=n, start_ns=s, end_ns=e, ended_by=by, parent=p, seq=seq
-    ),
-    Gradient: lambda first, by, n, s, e, p, _, backward: replace(
-        first, number=n, start_ns=s, end_ns=e, ended_by=by, parent=p, backward=backward
-    ),
-    Stretch: lambda first, by, n, s, e, p, *_: replace(first, number=n, start_ns=s, end_ns=e, ended_by=by, parent=p),
-}
+_OF_ALL = ("number", "start_ns", "end_ns", "parent")
+"""The columns that every event has."""
+_COLUMNS = ("like", "rank", "ended_by", *_OF_ALL)
 
 
 @dataclass(eq=False)
 class EventTable:
-    """Row i is like `firsts[like[i]]`, but for its own numbers. Times in ns; what there is not is NONE.
+    """Events as columns, times in ns: row i repeats `firsts[like[i]]` but for its own numbers.
 
-    `ended_by` is the place in `ENDED_BY`, or NO_END or OTHER; `parent` the number of the enclosing event.
+    NONE: it has none. `ended_by`: index in `ENDED_BY`, NO_END or OTHER; `parent`: a number.
     """
 
     firsts: list[Event]
-    """An event is the first of its like, or, as it was told at length, the only one."""
     like: Rows
     rank: Column
+    ended_by: NDArray[np.int8]
     number: Column
     start_ns: Column
     end_ns: Column
-    ended_by: NDArray[np.int8]
     parent: Column
-    seq: Column
-    backward: Column
+    own: dict[str, Column] = field(default_factory=dict)
+    """The other own numbers of the events that are here, by the name of the field (`Event.own`)."""
 
     def __post_init__(self) -> None:
         self._made = np.full(len(self.like), None, dtype=object)
@@ -77,46 +65,66 @@ class EventTable:
     def __len__(self) -> int:
         return len(self.like)
 
+    def column(self, name: str) -> Column:
+        """Return the number `name` of every row, NONE where an event has no such number of its own.
+
+        `table.column("call")[table.is_a(RpcCall)]` are the call numbers of the RPCs, row by row.
+        The names are the fields in `Event.own` that hold one number: "seq", "backward", "call",
+        "handed_ns", "arrived_ns", "returned_ns", "run", "context", "message", "node". Every other
+        field is the same for all rows that repeat an event: `of_firsts` answers for it.
+        """
+        found = self.own.get(name)
+        return np.full(len(self), NONE) if found is None else found
+
+    @property
+    def seq(self) -> Column:
+        """Return the number of every collective, send and receive in its group."""
+        return self.column("seq")
+
+    @property
+    def backward(self) -> Column:
+        """Return the number of the backward pass that a row belongs to."""
+        return self.column("backward")
+
     def part(self, chosen: Rows | Mask) -> EventTable:
-        """A table of some of these rows."""
-        return EventTable(self.firsts, *(getattr(self, name)[chosen] for name in _COLUMNS))
+        """Return a table of some of these rows."""
+        columns = {name: getattr(self, name)[chosen] for name in _COLUMNS}
+        own = {name: column[chosen] for name, column in self.own.items()}
+        return EventTable(self.firsts, **columns, own=own)
 
     def with_more(self, events: Collection[Event]) -> EventTable:
-        """Return the table with rows for these events behind its own, which keep their places."""
-        more = of_events(events)
-        columns = {name: np.concatenate([getattr(self, name), getattr(more, name)]) for name in _COLUMNS}
-        columns["like"][len(self) :] += len(self.firsts)
-        return EventTable([*self.firsts, *more.firsts], **columns)
+        """Return the table with rows for these events behind its own, which stay where they are."""
+        return stacked([self, of_events(events)])
 
     def of_firsts(self, question: Callable[[Event], Any], dtype: Any = bool) -> NDArray[Any]:
-        """The answer of each row to what is the same for all that are alike."""
+        """Return each row's answer to a question about the event that it repeats."""
         answers = np.fromiter(map(question, self.firsts), dtype, len(self.firsts))
         return np.asarray(answers[self.like])
 
     def is_a(self, *kinds: type[Event]) -> Mask:
-        """Which rows are of these classes."""
+        """Return whether each row is of these classes."""
         return self.of_firsts(lambda first: isinstance(first, kinds))
 
     @cached_property
     def pending(self) -> Mask:
-        """Which were begun, should end, and nobody has seen the end."""
+        """Return whether each row began, should end, and its end was not seen."""
         lasts = self.of_firsts(lambda first: first.ends)
         return np.asarray(lasts & (self.end_ns == NONE) & (self.ended_by != UNSEEN))
 
     @cached_property
     def parent_row(self) -> Rows:
-        """The row of the enclosing event, -1 where that is not here. It has a lower number: none encloses itself."""
+        """Return the row of each enclosing event, whose number is lower; -1 if it is not here."""
         found = np.full(len(self), -1, np.intp)
         for rank in np.unique(self.rank):
             mine = np.flatnonzero(self.rank == rank)
             mine = mine[np.argsort(self.number[mine], kind="stable")]
-            place, known = find(self.parent[mine], self.number[mine])
+            index, known = find(self.parent[mine], self.number[mine])
             known &= self.parent[mine] < self.number[mine]
-            found[mine[known]] = mine[place[known]]
+            found[mine[known]] = mine[index[known]]
         return found
 
     def row_of(self, rank: int, number: int) -> int:
-        """The row of this event."""
+        """Return the row of this event."""
         return self._rows_by_key[rank, number]
 
     @cached_property
@@ -124,7 +132,7 @@ class EventTable:
         return {key: row for row, key in enumerate(zip(self.rank.tolist(), self.number.tolist(), strict=True))}
 
     def made(self, rows: Rows) -> list[Event]:
-        """The events of these rows, each made once."""
+        """Return the events of these rows, each made once."""
         missing = rows[~self._is_made[rows]]
         if len(missing):
             self._make(missing)
@@ -139,61 +147,109 @@ class EventTable:
         rows = rows[np.argsort(self.like[rows], kind="stable")]
         if not len(rows):
             return
-        for alike in np.split(rows, np.flatnonzero(np.diff(self.like[rows])) + 1):
-            self._made[alike] = np.fromiter(self._alike(alike), object, len(alike))
+        for same in np.split(rows, np.flatnonzero(np.diff(self.like[rows])) + 1):
+            self._made[same] = np.fromiter(self._repeat(same), object, len(same))
 
-    def _alike(self, rows: Rows) -> Iterator[Event]:
-        """The events of rows that are like the same first one, each with its own numbers."""
+    def _repeat(self, rows: Rows) -> list[Event]:
+        """Return the events of rows that repeat the same first one, each with its own numbers."""
         first = self.firsts[self.like[rows[0]]]
-        columns = [or_none(getattr(self, name)[rows]) for name in _VARYING]
-        ended_by = [_WORDS[place] for place in self.ended_by[rows].tolist()]
-        return map(partial(_MAKE[type(first)], first), ended_by, *columns)
+        made = [first.__copy__() for _ in range(len(rows))]
+        for name in _OF_ALL:
+            _set_all(made, name, or_none(getattr(self, name)[rows]))
+        words = (*_WORDS[:OTHER], first.ended_by, "")
+        _set_all(made, "ended_by", [words[index] for index in self.ended_by[rows].tolist()])
+        for name in first.own or ():
+            value = getattr(first, name)
+            if value is None or type(value) is int:
+                _set_all(made, name, or_none(self.column(name)[rows]))
+                continue
+            columns = [self.own[each][rows].tolist() for each in names_of_numbers(name, value)]
+            own_numbers = map(iter, zip(*columns, strict=True))
+            _set_all(made, name, map(with_numbers, repeat(value), own_numbers))
+        return made
+
+
+def _set_all(events: Iterable[Event], name: str, values: Iterable[Any]) -> None:
+    """Set a field of these events: they are frozen, but are being made here, by millions."""
+    deque(map(msgspec.structs.force_setattr, events, repeat(name), values), maxlen=0)
 
 
 def or_none(values: Column) -> list[int | None]:
-    """As Python's numbers, and None for NONE."""
+    """Return the values as Python's numbers, with None for NONE."""
     none = np.flatnonzero(values == NONE)
     found: list[int | None] = values.tolist()
-    for place in none.tolist():
-        found[place] = None
+    for index in none.tolist():
+        found[index] = None
     return found
 
 
 def of_events(events: Collection[Event]) -> EventTable:
-    """The table of these events, in their order: each the only one of its like."""
-    count = len(events)
+    """Return the table of these events, in their order. None of them repeats another."""
+    by_kind: dict[type[Event], list[int]] = defaultdict(list)
+    for row, event in enumerate(events):
+        by_kind[type(event)].append(row)
+    firsts = list(events)
+    own: dict[str, Column] = {}
+    for kind, rows in by_kind.items():
+        # What has a `seq` without a field of that name counts its calls otherwise (`ServiceCall`).
+        for name in dict.fromkeys(("seq", *(kind.own or ()))):
+            values = [getattr(firsts[row], name, None) for row in rows]
+            if any(type(value) is int for value in values):
+                column = own.setdefault(name, np.full(len(firsts), NONE))
+                column[rows] = _numbers(values)
+    index = {"": NO_END} | {by: index for index, by in enumerate(ENDED_BY)}
+    return EventTable(
+        firsts,
+        like=np.arange(len(firsts)),
+        rank=_numbers([event.rank for event in firsts]),
+        ended_by=np.array([index.get(event.ended_by, OTHER) for event in firsts], np.int8),
+        number=_numbers([event.number for event in firsts]),
+        start_ns=_numbers([event.start_ns for event in firsts]),
+        end_ns=_numbers([event.end_ns for event in firsts]),
+        parent=_numbers([event.parent for event in firsts]),
+        own=own,
+    )
+
+
+def _numbers(values: Sequence[int | None]) -> Column:
+    known = (NONE if value is None else value for value in values)
+    return np.fromiter(known, np.int64, len(values))
+
+
+def stacked(tables: Sequence[EventTable]) -> EventTable:
+    """Return the rows of all tables, one table after the other."""
     columns: dict[str, Any] = {}
-    for name in ("rank", *_VARYING):
-        values = (getattr(event, name, None) for event in events)
-        columns[name] = np.fromiter((NONE if value is None else value for value in values), np.int64, count)
-    places = {"": NO_END} | {by: place for place, by in enumerate(ENDED_BY)}
-    ended_by = np.fromiter((places.get(event.ended_by, OTHER) for event in events), np.int8, count)
-    return EventTable(list(events), np.arange(count), ended_by=ended_by, **columns)
+    for name in _COLUMNS:
+        columns[name] = np.concatenate([getattr(table, name) for table in tables])
+    kinds = np.cumsum([0, *(len(table.firsts) for table in tables)])
+    columns["like"] += np.repeat(kinds[:-1], [len(table) for table in tables])
+    own: dict[str, Column] = {}
+    for name in dict.fromkeys(chain.from_iterable(table.own for table in tables)):
+        own[name] = np.concatenate([table.column(name) for table in tables])
+    firsts = chain.from_iterable(table.firsts for table in tables)
+    return EventTable(list(firsts), **columns, own=own)
 
 
 def joined(tables: Sequence[EventTable]) -> EventTable:
-    """All their rows, in the order of their start; of those where it is the same, by rank and number."""
-    columns = {name: np.concatenate([getattr(table, name) for table in tables]) for name in _COLUMNS}
-    kinds = np.cumsum([0, *(len(table.firsts) for table in tables)])
-    columns["like"] += np.repeat(kinds[:-1], [len(table) for table in tables])
-    order = np.lexsort((columns["number"], columns["rank"], columns["start_ns"]))
-    return EventTable([first for table in tables for first in table.firsts], **columns).part(order)
+    """Return all their rows in the order of start, rank and number."""
+    table = stacked(tables)
+    return table.part(np.lexsort((table.number, table.rank, table.start_ns)))
 
 
 def find(numbers: Column, among: Column) -> tuple[Rows, Mask]:
-    """Where in the sorted `among` each number stands, and whether it stands there."""
+    """Return the index of each number in the sorted `among`, and whether it is there."""
     if not len(among):
         return np.zeros(len(numbers), np.intp), np.zeros(len(numbers), bool)
-    place = np.searchsorted(among, numbers).clip(max=len(among) - 1)
-    return place, among[place] == numbers
+    index = np.searchsorted(among, numbers).clip(max=len(among) - 1)
+    return index, among[index] == numbers
 
 
 class Lazy(Sequence[Item]):
-    """Equal to any sequence of the same items. A slice of it is a list."""
+    """A sequence that makes its items when they are looked at. A slice of it is a list."""
 
     @abstractmethod
-    def at(self, places: Rows) -> list[Item]:
-        """The items at these places; any may be there twice."""
+    def at(self, indices: Rows) -> list[Item]:
+        """Return the items at these indices; an index may be there twice."""
 
     @overload
     def __getitem__(self, index: int) -> Item: ...
@@ -202,8 +258,10 @@ class Lazy(Sequence[Item]):
     def __getitem__(self, index: slice) -> list[Item]: ...
 
     def __getitem__(self, index: int | slice) -> Item | list[Item]:
-        places = range(len(self))[index]
-        return self.at(np.array(places, np.intp)) if isinstance(places, range) else self.at(np.array([places]))[0]
+        chosen = range(len(self))[index]
+        if isinstance(chosen, range):
+            return self.at(np.array(chosen, np.intp))
+        return self.at(np.array([chosen]))[0]
 
     def __iter__(self) -> Iterator[Item]:
         return iter(self.at(np.arange(len(self))))
@@ -217,7 +275,7 @@ class Lazy(Sequence[Item]):
 
 
 class Events(Lazy[Event]):
-    """Events of a trace, in the order of their start: rows of its table, made into events when they are looked at."""
+    """Events of a trace, in the order of their start: rows of its table, as objects on demand."""
 
     def __init__(self, table: EventTable, rows: Rows | None = None) -> None:
         self.table = table
@@ -226,34 +284,34 @@ class Events(Lazy[Event]):
     def __len__(self) -> int:
         return len(self.rows)
 
-    def at(self, places: Rows) -> list[Event]:
-        return self.table.made(self.rows[places])
+    def at(self, indices: Rows) -> list[Event]:
+        return self.table.made(self.rows[indices])
 
     def of(self, *kinds: type[Kind]) -> list[Kind]:
-        """Those of these classes."""
+        """Return the events of these classes."""
         found: list[Any] = self.table.made(self.rows[self.table.is_a(*kinds)[self.rows]])
         return found
 
     def has(self, *kinds: type[Event]) -> bool:
-        """Whether there is one of these classes."""
+        """Return whether there is an event of these classes."""
         return bool(self.table.is_a(*kinds)[self.rows].any())
 
     def counts(self) -> list[tuple[Event, int]]:
-        """One event of each like, and how many there are of it."""
+        """Return each event that rows repeat, and how many rows do."""
         likes, counts = np.unique(self.table.like[self.rows], return_counts=True)
         return [(self.table.firsts[like], count) for like, count in zip(likes.tolist(), counts.tolist(), strict=True)]
 
     def firsts(self) -> list[Event]:
-        """One event of each like: for what all that are alike share, as their phase or their op."""
+        """Return each event that rows repeat: for what these share, as their phase or their op."""
         return [first for first, _ in self.counts()]
 
     @property
     def chosen(self) -> Mask:
-        """Of each row of the table, whether it is one of these."""
+        """Return whether each row of the table is one of these."""
         mask = np.zeros(len(self.table), bool)
         mask[self.rows] = True
         return mask
 
     def where(self, chosen: Mask) -> Events:
-        """Those whose row of the table is chosen."""
+        """Return those whose row of the table is chosen."""
         return Events(self.table, self.rows[chosen[self.rows]])

@@ -1,20 +1,23 @@
-"""Short lines (short_lines.py), read: columns of numbers, and the events made from them."""
+"""Short lines (short_lines.py), read: columns of numbers, and the table of their events."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Mapping
+from copy import copy
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dlearn.events.event import Event
-from dlearn.events.event_table import NO_END, NONE, UNSEEN, EventTable, find
-from dlearn.events.short_lines import ENDED_BY, LONGEST_NUMBER
+from dlearn.events.event import Event, RpcReply
+from dlearn.events.event_table import NO_END, NONE, OTHER, UNSEEN, EventTable, find, of_events, stacked
+from dlearn.events.short_lines import COMMON, ENDED_BY, LONGEST_NUMBER, layout
 
-_BEGIN, _END = 6, 3
+_END = 3
 _OPEN, _CLOSE, _COMMA, _NEWLINE = b"[],\n"
+_COMMON = 1 + 1 + len(COMMON)
+"""Columns before an event's further numbers: the line, the event that it repeats, and `COMMON`."""
 
 Rows = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -25,49 +28,57 @@ Damage = dict[int, str]
 class Lines(NamedTuple):
     """Some lines of a file."""
 
-    begins: Rows
-    """[n, 7]: the line, the event that it is like, and its `VARYING`."""
+    begins: list[Rows]
+    """[n, 1 + numbers] for each count of numbers in a line: the line, and its numbers."""
     ends: Rows
-    """[n, 4]: the line, the event, at_ns and the place in `ENDED_BY`."""
+    """[n, 4]: the line, the event, at_ns and the index in `ENDED_BY`."""
     others: dict[int, bytes]
     """Every other line, by its number; among them short lines that are damaged."""
     lines: int
 
 
 def split(data: bytes, first_line: int) -> Lines:
-    """Sort the lines of `data`: its short ones as numbers, the others as they stand in the file.
-
-    The first of them is line `first_line` of the file.
-    """
+    """Sort the lines of `data`, which begins with line `first_line`: the short become numbers."""
     cut_off = not data.endswith(b"\n")
     text = np.frombuffer(data + b"\n" * cut_off, np.uint8)
     marks = np.flatnonzero((text == _COMMA) | (text == _NEWLINE))
     last = np.flatnonzero(text[marks] == _NEWLINE)
-    numbers = np.diff(last, prepend=-1)
+    counts = np.diff(last, prepend=-1)
     stops = marks[last]
     starts = np.append(0, stops + 1)[:-1]
-    short = (text[starts] == _OPEN) & (text[stops - 1] == _CLOSE)
+    short = (text[starts] == _OPEN) & (text[stops - 1] == _CLOSE) & (counts >= _END)
     short[-1:] &= not cut_off
-    rows, good = [], np.zeros(len(starts), bool)
-    for count in (_BEGIN, _END):
-        chosen = short & (numbers == count)
-        lines = np.flatnonzero(chosen)
-        values = _numbers(text[np.repeat(chosen, stops + 1 - starts)].tobytes())
-        if len(values) != count * len(lines):  # One of them is damaged: each is read alone.
-            alone = [_numbers(data[starts[line] : stops[line] + 1]) for line in lines.tolist()]
-            lines = lines[[len(each) == count for each in alone]]
-            values = np.concatenate([values[:0], *(each for each in alone if len(each) == count)])
-        found = np.column_stack([lines + first_line, values.reshape(-1, count)])
-        if count == _END:
-            found = found[(found[:, 3] >= 0) & (found[:, 3] < len(ENDED_BY))]
-        good[found[:, 0] - first_line] = True
-        rows.append(found)
-    others = {line + first_line: data[starts[line] : stops[line] + 1] for line in np.flatnonzero(~good).tolist()}
-    return Lines(rows[0], rows[1], others, len(starts))
+    values = _numbers(text[np.repeat(short, stops + 1 - starts)].tobytes())
+    if len(values) != counts[short].sum():  # One of them is damaged: each is read alone.
+        read: list[Rows] = [values[:0]]
+        for line in np.flatnonzero(short).tolist():
+            alone = _numbers(data[starts[line] : stops[line] + 1])
+            short[line] = len(alone) == counts[line]
+            if short[line]:
+                read.append(alone)
+        values = np.concatenate(read)
+    lines, counts = np.flatnonzero(short), counts[short]
+    offsets = np.cumsum(counts) - counts
+    rows: list[Rows] = []
+    ends = np.empty((0, 1 + _END), np.int64)
+    for count in np.unique(counts).tolist():
+        chosen = counts == count
+        found = values[offsets[chosen, None] + np.arange(count)]
+        found = np.column_stack([lines[chosen] + first_line, found])
+        if count > _END:
+            rows.append(found)
+            continue
+        is_known = (found[:, 3] >= 0) & (found[:, 3] < len(ENDED_BY))
+        short[found[~is_known, 0] - first_line] = False
+        ends = found[is_known]
+    others: dict[int, bytes] = {}
+    for line in np.flatnonzero(~short).tolist():
+        others[line + first_line] = data[starts[line] : stops[line] + 1]
+    return Lines(rows, ends, others, len(starts))
 
 
 def _numbers(lines: bytes) -> Rows:
-    """The numbers of lines of nothing but whole numbers; none if anything is wrong with any."""
+    """Return the numbers of these lines; none if a line holds anything but whole numbers."""
     text = lines[1:-2].replace(b"]\n[", b",")
     with warnings.catch_warnings(action="error"):
         try:
@@ -78,46 +89,114 @@ def _numbers(lines: bytes) -> Rows:
     return values if is_good else values[:0]
 
 
-def table_of(begins: Rows, firsts: Mapping[int, Event], others: Collection[int]) -> tuple[EventTable, Damage]:
-    """The events of `Lines.begins` of a whole file, in the order of their numbers, and which lines are damage.
+def short_table(
+    begins: list[Rows], events: Mapping[int, Event], unknown: dict[int, str], file_format: int
+) -> tuple[EventTable, Rows, Damage]:
+    """Return the events of all `Lines.begins`, the ends of runs that replies report, and the damage.
 
-    `firsts` are those that they may be like, `others` the numbers of all other events of the file.
+    `events` are those that may be repeated, without their ends. An event that repeats one of an
+    `unknown` kind becomes unknown, too.
     """
+    tables, lines, damage = [of_events(())], [np.empty(0, np.int64)], Damage()
+    for found in begins:
+        is_unknown = np.isin(found[:, 1], list(unknown))
+        for like, number in found[is_unknown, 1:3].tolist():
+            unknown[number] = unknown[like]
+        table, of_lines, damaged = _begins_table(found[~is_unknown], events, file_format)
+        tables.append(table)
+        lines.append(of_lines)
+        damage |= damaged
+    table, line = stacked(tables), np.concatenate(lines)
+    table, line, damaged = _without_repeated_numbers(table, line, events)
+    return table, _ends_by_reply(table, line), damage | damaged
+
+
+def _begins_table(begins: Rows, events: Mapping[int, Event], file_format: int) -> tuple[EventTable, Rows, Damage]:
+    """Return the table of lines with one count of numbers, each row's line, and the damage."""
     damage: Damage = {}
-    numbers = _sorted(firsts)
-    line, like, number, start_ns, parent, seq, backward = begins.T
-    kind, known = find(like, numbers)
-    damage |= {line: f": like event {like}, which is not in the file" for line, like in begins[~known, :2].tolist()}
-    below = known & ((number < 0) | (parent < -1) | (seq < -1) | (backward < -1))
-    damage |= dict.fromkeys(line[below].tolist(), ": a number below 0")
-    order = np.flatnonzero(known & ~below)
-    order = order[np.argsort(number[order], kind="stable")]
-    again = find(number[order], _sorted(others))[1]
-    again[1:] |= np.diff(number[order]) == 0
-    damage |= {line: f": event {number} a second time" for line, number in begins[order[again]][:, [0, 2]].tolist()}
-    order = order[~again]
+    repeated = [events.get(number) for number in np.unique(begins[:, 1]).tolist()]
+    firsts = [copy(first) for first in repeated if first is not None and first.own is not None]
+    like, known = find(begins[:, 1], np.array([first.number for first in firsts], np.int64))
+    for line, number in begins[~known, :2].tolist():
+        damage[line] = f": like event {number}, which is not in the file"
+    layouts = [layout(first, file_format) for first in firsts]
+    fits = np.array([len(names) == begins.shape[1] - _COMMON for names in layouts], bool)
+    wrong = known.copy()
+    wrong[known] = ~fits[like[known]]
+    for line, number in begins[wrong, :2].tolist():
+        damage[line] = f": not the numbers of an event like event {number}"
+    good = known & ~wrong
+    begins, like = begins[good], like[good]
+    own, below = _own_numbers(begins, like, layouts)
+    damage |= dict.fromkeys(begins[below, 0].tolist(), ": a number below 0")
+    end_ns = own.pop("end_ns", np.full(len(begins), NONE))
+    early = ~below & (end_ns != NONE) & (end_ns < begins[:, 3])
+    for line, number in begins[early][:, [0, 2]].tolist():
+        damage[line] = f": event {number} ends before it starts"
+    index = {by: index for index, by in enumerate(ENDED_BY)}
+    words = np.array([index.get(first.ended_by, OTHER) for first in firsts], np.int8)
     table = EventTable(
-        firsts=[firsts[number] for number in numbers.tolist()],
-        like=kind[order],
-        rank=np.full(len(order), -1),
-        number=number[order],
-        start_ns=start_ns[order],
-        end_ns=np.full(len(order), NONE),
-        ended_by=np.full(len(order), NO_END, np.int8),
-        parent=np.where(parent < 0, NONE, parent)[order],
-        seq=seq[order],
-        backward=np.where(backward < 0, NONE, backward)[order],
+        firsts,
+        like,
+        rank=np.full(len(begins), -1),
+        ended_by=np.where(end_ns == NONE, NO_END, words[like]).astype(np.int8),
+        number=begins[:, 2],
+        start_ns=begins[:, 3],
+        end_ns=end_ns,
+        parent=np.where(begins[:, 4] < 0, NONE, begins[:, 4]),
+        own=own,
     )
-    return table, damage
+    kept = ~(below | early)
+    return table.part(kept), begins[kept, 0], damage
+
+
+def _own_numbers(begins: Rows, like: Rows, layouts: list[tuple[str, ...]]) -> tuple[dict[str, Rows], Mask]:
+    """Return the columns that the layouts name, and which lines hold an impossible number."""
+    own: dict[str, Rows] = {}
+    below = (begins[:, 2] < 0) | (begins[:, 4] < -1)
+    for names in dict.fromkeys(layouts):
+        rows = np.flatnonzero(np.array([each == names for each in layouts], bool)[like])
+        if not len(rows):
+            continue
+        for name, values in zip(names, begins[rows, _COMMON:].T, strict=True):
+            column = own.setdefault(name, np.full(len(begins), NONE))
+            column[rows] = np.where(values == -1, NONE, values)
+            if not name.endswith("_ns"):
+                below[rows] |= values < -1
+    return own, below
+
+
+def _without_repeated_numbers(
+    table: EventTable, lines: Rows, others: Collection[int]
+) -> tuple[EventTable, Rows, Damage]:
+    """Return the rows, and their lines, sorted by number; rows with another's number are damage."""
+    order = np.argsort(table.number, kind="stable")
+    numbers = table.number[order]
+    again = find(numbers, _sorted(others))[1]
+    again[1:] |= np.diff(numbers) == 0
+    damage: Damage = {}
+    for row in order[again].tolist():
+        damage[int(lines[row])] = f": event {table.number[row]} a second time"
+    return table.part(order[~again]), lines[order[~again]], damage
+
+
+def _ends_by_reply(table: EventTable, lines: Rows) -> Rows:
+    """Return the ends, as `Lines.ends`, of the runs whose replies are rows of the table."""
+    run, returned_ns = table.column("run"), table.column("returned_ns")
+    rows = np.flatnonzero(table.is_a(RpcReply) & (run != NONE) & (returned_ns != NONE))
+    by = np.full(len(rows), ENDED_BY.index("return"))
+    return np.column_stack([lines[rows], run[rows], returned_ns[rows], by])
 
 
 def fill_in_ends(table: EventTable, ends: Rows) -> tuple[Rows, Damage]:
-    """Take `Lines.ends` into the table; gives back those of other events, and which lines are damage."""
+    """Take `Lines.ends` into the table. Return those of other events, and the damaged lines."""
     damage: Damage = {}
     row, mine = find(ends[:, 1], table.number)
     others, ends, row = ends[~mine], ends[mine], row[mine]
-    again = np.ones(len(ends), bool)
-    again[np.unique(row, return_index=True)[1]] = False
+    again = table.ended_by[row] != NO_END
+    first = np.zeros(len(ends), bool)
+    first[np.unique(row, return_index=True)[1]] = True
+    again |= ~first
     for line, number in ends[again, :2].tolist():
         damage[line] = f": the end of event {number} a second time"
     before = ends[:, 2] < table.start_ns[row]
@@ -130,7 +209,7 @@ def fill_in_ends(table: EventTable, ends: Rows) -> tuple[Rows, Damage]:
 
 
 def take_out(table: EventTable, numbers: Collection[int]) -> tuple[EventTable, list[Event]]:
-    """The table without the events of these numbers, and these: more is known of them than a row holds."""
+    """Return the table without the events of these numbers, and these events."""
     chosen = find(table.number, _sorted(numbers))[1]
     return table.part(~chosen), table.made(np.flatnonzero(chosen))
 

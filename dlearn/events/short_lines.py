@@ -1,74 +1,127 @@
-"""Events that are like one before, as short lines of numbers: seventy bytes where the event itself takes three hundred.
+"""Events that repeat an earlier one, as short lines of numbers: 40 to 70 bytes instead of 300.
 
-A program says the same in each step: the same op, group, tensors and line of code. The first such event stands in the
-file with all its fields. One that differs from it only in what `VARYING` names is a JSON list of six numbers, and an
-end that tells nothing but when and how is a list of three:
+A program does the same in each step: the same op, group, tensors and line of code. The first such
+event stands in the file with all its fields. A later one that differs only in its own numbers
+(`Event.own`) is a JSON list of these, and a plain end is a list of three:
 
-    [41,97,93482734982734,96,12,3]     like event 41: number 97, start_ns, parent, seq, backward (-1: it has none)
-    [97,93482735107315,1]              the end of event 97: at_ns, and its place in `ENDED_BY`
+    [41,97,93482734982734,96,12,3]     like event 41: number 97, start_ns, parent, seq, backward
+    [97,93482735107315,1]              the end of event 97: at_ns, and its index in `ENDED_BY`
 
-short_events.py reads millions of such lines as arrays, without an object for each.
+The parent is -1 if there is none. After it come the end, if event 41's own line has it, and the
+own numbers that event 41 has. short_events.py reads millions of such lines as arrays.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import count, repeat
 from typing import Any
 
-from dlearn.events.event import NOT_OBSERVED, REFUSED, Collective, Event, Gradient, PointToPoint, Stretch
+from dlearn.events.event import NOT_OBSERVED, REFUSED, Event, RRefFork
 
-REPEATED = (Collective, PointToPoint, Gradient, Stretch)
-"""The kinds of events that are written so."""
-VARYING = ("number", "start_ns", "parent", "seq", "backward")
-"""The fields of an event that a short line has, after the number of the event that it is like."""
-ENDED_BY = ("callback", "wait", "return", NOT_OBSERVED, REFUSED)
-"""A short line's words for `ended_by`, by their place."""
+COMMON = ("number", "start_ns", "parent")
+"""The fields of every short line, after the number of the event that it repeats."""
+ENDED_BY = ("callback", "wait", "return", NOT_OBSERVED, REFUSED, "reply", "future", "hook")
+"""The words for `ended_by`: a short line has the index."""
 LONGEST_NUMBER = 18
 """Digits: a number with more stands in a line of the long kind."""
 MOST_REMEMBERED = 4096
 """Different events that a writer remembers; after so many it begins anew."""
 
 _TOO_LONG = 10**LONGEST_NUMBER
+_PLAIN = {int, type(None)}
+
+
+def layout(first: Event, file_format: int) -> tuple[str, ...]:
+    """Return the names of the numbers that follow `COMMON` in a line that repeats this event."""
+    if file_format == 5:
+        return ("seq", "backward")
+    names: list[str] = []
+    for name in ("end_ns", *(first.own or ())):
+        value = getattr(first, name)
+        if type(value) is int:
+            names.append(name)
+        elif value is not None:
+            names += names_of_numbers(name, value)
+    return tuple(names)
+
+
+def names_of_numbers(name: str, value: Any) -> list[str]:
+    """Return a name for each number of a field that may have several: "next.0", "next.1"."""
+    counter = count()
+    with_numbers(value, counter)
+    return [f"{name}.{index}" for index in range(next(counter))]
+
+
+def numbers_in(value: Any) -> list[int]:
+    """Return the whole numbers in a field: a number, a tuple, an RRef's id ("1:17")."""
+    if type(value) is int:
+        return [value]
+    if isinstance(value, RRefFork):
+        return [value.owner, *numbers_in(value.fork)]
+    if isinstance(value, str):
+        return [int(part) for part in value.split(":") if part.isdecimal()]
+    return [number for each in value for number in numbers_in(each)]
+
+
+def with_numbers(value: Any, numbers: Iterator[int]) -> Any:
+    """Return the same value with these numbers for those that are in it."""
+    if type(value) is int:
+        return next(numbers)
+    if isinstance(value, RRefFork):
+        return RRefFork(next(numbers), with_numbers(value.fork, numbers))
+    if isinstance(value, str):
+        parts = (str(next(numbers)) if part.isdecimal() else part for part in value.split(":"))
+        return ":".join(parts)
+    return tuple(with_numbers(each, numbers) for each in value)
 
 
 class Remembered:
-    """The events of one file that later ones may be like."""
+    """The events of one file that later ones may repeat."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[Any, ...], int] = {}
 
     def begin(self, kind: type[Event], facts: dict[str, Any]) -> tuple[bytes | None, tuple[Any, ...] | None]:
-        """The short line of an event, or None if it is the first of its like.
+        """Return the short line of an event, or None, and what `remember` wants if it is None.
 
-        Beside it what `remember` wants, once the event's own line is in the file; None if none will be like it.
+        Both are None if no event can repeat this one.
         """
-        if kind not in REPEATED:
+        if kind.own is None:
             return None, None
-        # This runs for every call: what differs is taken out of the hook's own dict, the rest is looked up as it is.
+        # This runs for every call: it takes what is its own out of the hook's dict itself.
         take = facts.pop
-        number, start_ns = take("number"), take("start_ns")
-        parent, seq, backward = take("parent", None), take("seq", None), take("backward", None)
-        alike = (kind, *facts, *facts.values())
+        number, start_ns, parent = take("number"), take("start_ns"), take("parent", None)
+        given = [take(name, None) for name in ("end_ns", *kind.own)]
+        shape: list[Any] = [*map(type, given)]
+        numbers = [value for value in given if value is not None] if None in given else given
+        if not _PLAIN.issuperset(shape):
+            shape = [None if value is None else with_numbers(value, repeat(0)) for value in given]
+            numbers = numbers_in(numbers)
+        alike = (kind, *shape, *facts, *facts.values())
         like = self._numbers.get(alike)
-        if like is None or abs(start_ns) >= _TOO_LONG:
-            varying = zip(VARYING, (number, start_ns, parent, seq, backward), strict=True)
-            facts |= {name: value for name, value in varying if value is not None}
+        if like is None or abs(start_ns) >= _TOO_LONG or max(numbers, default=0) >= _TOO_LONG:
+            named = zip(("end_ns", *kind.own), given, strict=True)
+            facts |= {name: value for name, value in named if value is not None}
+            facts |= {"number": number, "start_ns": start_ns, "parent": parent}
             return None, alike
-        parent, seq, backward = (-1 if each is None else each for each in (parent, seq, backward))
-        return f"[{like},{number},{start_ns},{parent},{seq},{backward}]\n".encode(), None
+        inside = -1 if parent is None else parent
+        more = "".join([f",{value}" for value in numbers])
+        return f"[{like},{number},{start_ns},{inside}{more}]\n".encode(), None
 
     def remember(self, alike: tuple[Any, ...], number: int) -> None:
-        """Event `number` stands in the file."""
+        """Note that event `number` stands in the file."""
         if len(self._numbers) >= MOST_REMEMBERED:
             self._numbers.clear()
         self._numbers[alike] = number
 
 
 def end_line(number: int, at_ns: int, by: str) -> bytes | None:
-    """The short line of an end; None if it is none of the usual ones."""
-    place = _PLACE.get(by)
-    if place is None or abs(at_ns) >= _TOO_LONG:
+    """Return the short line of an end; None if it is none of the usual ones."""
+    index = _INDEX.get(by)
+    if index is None or abs(at_ns) >= _TOO_LONG:
         return None
-    return f"[{number},{at_ns},{place}]\n".encode()
+    return f"[{number},{at_ns},{index}]\n".encode()
 
 
-_PLACE = {by: place for place, by in enumerate(ENDED_BY)}
+_INDEX = {by: index for index, by in enumerate(ENDED_BY)}

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from copy import copy
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -21,8 +20,8 @@ from dlearn.events.event_table import UNSEEN, EventTable, find, of_events
 from dlearn.events.job_facts import AnyLine, DeviceTime
 from dlearn.events.mpi_facts import ANY_TAG, Probe
 from dlearn.events.printable import is_plain, printable, printable_all
-from dlearn.events.short_events import Damage, fill_in_ends, split, table_of, take_out
-from dlearn.events.short_lines import ENDED_BY, REPEATED
+from dlearn.events.short_events import Damage, Rows, fill_in_ends, short_table, split, take_out
+from dlearn.events.short_lines import ENDED_BY
 from dlearn.events.source import ServiceCall, SourceFact, classes
 from dlearn.events.wiring import Wired
 from dlearn.events.writer import MAX_LINE_BYTES
@@ -38,7 +37,7 @@ _BLOCK_BYTES = 1 << 20
 _decoder = msgspec.json.Decoder(AnyLine)
 _OWN_KINDS = {str(kind.__struct_config__.tag) for kind in get_args(AnyLine)}
 _set = msgspec.structs.force_setattr
-"""Events are frozen for everybody else; only here, while they are being read, they are still being made."""
+"""Events are frozen, but while they are being read, they are still being made."""
 _DAMAGE = (ValueError, RecursionError)
 """What reading a damaged line may raise: msgspec's and Unicode's errors are ValueErrors."""
 
@@ -58,16 +57,14 @@ class Recorded:
     place: job_facts.Place | None = None
     """Where the program was when it had done nothing for a while."""
     exit_status: int | None = None
-    """As the command that started it saw it; below 0 the signal that killed it. None where nobody knows."""
+    """What the command that started it saw; below 0 the signal that killed it. None: not known."""
     stopped_ns: int | None = None
     """When its cluster stopped it, still at work, on its own clock: at the timeout, or after another rank's fault."""
     network: job_facts.Switched | None = None
     imported: job_facts.Imported | None = None
-    """Where the file was made from another tool's."""
     reached: dict[str, job_facts.Reached] = field(default_factory=dict)
     """How far it had come in a group, where another tool says so."""
     wired: dict[str, Wired] = field(default_factory=dict)
-    """How NCCL has wired it in a group, where NCCL's log says so."""
     footer: Footer | None = None
     complete: bool = True
     """Whether every line that it wrote is here. If not, a call that is not here may still have been made."""
@@ -83,8 +80,6 @@ class ProcessFile(Recorded):
     """What one file holds. `problems` names every line that could not be used, and what the footer says is not here."""
 
     events: dict[int, Event] = field(default_factory=dict)
-    firsts: dict[int, Event] = field(default_factory=dict)
-    """Those that short lines may be like, as they began."""
     short: EventTable = field(default_factory=lambda: of_events(()))
     """Those of short lines, by number."""
     kinds: dict[str, type[Event] | str] = field(default_factory=dict)
@@ -104,17 +99,17 @@ class ProcessFile(Recorded):
         return len(self.events) + len(self.short)
 
     def tables(self, rank: int) -> tuple[EventTable, EventTable]:
-        """Every event of the file, as those of this rank: those that it tells at length, and the others."""
-        for event in chain(self.events.values(), self.firsts.values()):
+        """Return all events as those of this rank: those of long lines, and those of short ones."""
+        for event in chain(self.events.values(), self.short.firsts):
             _set(event, "rank", rank)
         self.short.rank[:] = rank
         return of_events(self.events.values()), self.short
 
 
 def read(path: Path) -> ProcessFile:
-    """Read one process's file. A damaged line is left out and named; an unreadable header is a TraceError.
+    """Read one process's file. A damaged line is left out and named; a bad header is a TraceError.
 
-    Strings are `printable`: what a stranger wrote into them fits into a sentence and moves no cursor.
+    Strings are `printable`: each fits into a sentence and moves no cursor.
     """
     blocks = _blocks(path)
     file = ProcessFile(path, _read_header(path, next(blocks, b"")))
@@ -131,27 +126,31 @@ def read(path: Path) -> ProcessFile:
 
 
 def _read_lines(file: ProcessFile, blocks: Iterable[bytes]) -> tuple[Damage, int]:
-    """Take in all lines after the first; which of them are damaged, and the number of the last."""
-    begins, ends = [np.empty((0, 7), np.int64)], [np.empty((0, 4), np.int64)]
+    """Take in all lines after the first. Return the damaged ones, and the number of the last."""
+    begins: dict[int, list[Rows]] = defaultdict(list)
+    ends = [np.empty((0, 4), np.int64)]
     later: list[tuple[int, End | DeviceTime]] = []
     damage: Damage = {}
     read = 1
     for data in blocks:
         block = split(data, first_line=read + 1)
-        begins.append(block.begins)
+        for found in block.begins:
+            begins[found.shape[1]].append(found)
         ends.append(block.ends)
         read += block.lines
         later += _take_lines(file, block.others, damage)
         if len(damage) >= MOST_DAMAGED:
             break
-    file.short, damaged = table_of(np.concatenate(begins), file.firsts, file.events)
+    short = [np.concatenate(each) for each in begins.values()]
+    known = file.events, file.unknown, file.header.format
+    file.short, ends_of_runs, damaged = short_table(short, *known)
     # Now all events are here: their ends follow.
-    others, damaged_ends = fill_in_ends(file.short, np.concatenate(ends))
+    others, damaged_ends = fill_in_ends(file.short, np.concatenate([*ends, ends_of_runs]))
     damage |= damaged | damaged_ends
     later += [(line, End(event=event, at_ns=at_ns, by=ENDED_BY[by])) for line, event, at_ns, by in others.tolist()]
-    # What is told at length of one of them is more than a row of numbers holds.
-    told = {line.event for _, line in later if isinstance(line, End)}
-    file.short, taken = take_out(file.short, told)
+    # An end with more than a time and a word does not fit into a row: its event becomes an object.
+    ended = {line.event for _, line in later if isinstance(line, End)}
+    file.short, taken = take_out(file.short, ended)
     file.events |= {event.number: event for event in taken}
     for number, late in later:
         try:
@@ -162,7 +161,7 @@ def _read_lines(file: ProcessFile, blocks: Iterable[bytes]) -> tuple[Damage, int
 
 
 def _take_lines(file: ProcessFile, lines: dict[int, bytes], damage: Damage) -> Iterator[tuple[int, End | DeviceTime]]:
-    """Put each line where it belongs, or note its damage. What is told of an event is given back: it may come later."""
+    """Take each line in, or note its damage. Yield what says more of an event: it may come later."""
     for number, line in lines.items():
         if len(damage) >= MOST_DAMAGED:
             return
@@ -170,14 +169,18 @@ def _take_lines(file: ProcessFile, lines: dict[int, bytes], damage: Damage) -> I
             decoded = _decode_line(line, file)
             if isinstance(decoded, End | DeviceTime):
                 yield number, decoded
-            else:
-                _take(file, decoded)
+                continue
+            _take(file, decoded)
+            if isinstance(decoded, seen.RpcReply) and decoded.run is not None:
+                at_ns = decoded.returned_ns
+                if at_ns is not None:
+                    yield number, End(event=decoded.run, by="return", at_ns=at_ns)
         except _DAMAGE as error:
             damage[number] = _why_damaged(line, error)
 
 
 def _lost(file: ProcessFile, damaged: list[str], lines: int) -> list[str]:
-    """What is not in the file, in words. `lines` is the number of its last line."""
+    """Say what is not in the file. `lines` is the number of its last line."""
     name = file.path.name
     problems = []
     if damaged:
@@ -200,7 +203,7 @@ _REFUSED = {"": "size limit", "ENOSPC": "the disk was full", "EDQUOT": "the disk
 
 
 def _excuse_ends(file: ProcessFile) -> None:
-    """Where lines are lost, ends may be among them: an event without one is no hang."""
+    """Mark ends as not observed: where lines are lost, an event without an end is no hang."""
     for event in file.events.values():
         if event.pending:
             _set(event, "ended_by", NOT_OBSERVED)
@@ -208,8 +211,7 @@ def _excuse_ends(file: ProcessFile) -> None:
 
 
 def _blocks(path: Path) -> Iterator[bytes]:
-    """The first line of the file, then many whole lines at a time. Only a line that is damage may be without its end:
-    cut off, or longer than any of ours."""
+    """Yield the first line, then many whole lines at a time. Only a damaged one may lack its end."""
     try:
         if not path.is_file():  # A folder; or a pipe, which would be waited for.
             raise TraceError(printable(f"{path} is no file. Move it out of the trace's folder."))
@@ -246,7 +248,7 @@ def _decode_line(line: bytes, file: ProcessFile) -> AnyLine | Event | None:
 
 
 def left_out(files: Iterable[ProcessFile]) -> list[str]:
-    """How many events are of kinds that are not known here, in a sentence for each kind."""
+    """Say for each kind that is not known here how many events are of it."""
     counts = Counter((kind, file.kinds[kind]) for file in files for kind in file.unknown.values())
     return [
         f"{count:,} events of the kind {kind!r} are left out: their source {source!r} is not installed here"
@@ -283,12 +285,12 @@ def _read_header(path: Path, line: bytes | None) -> Header:
         raise TraceError(printable(f"{path}, line 1: no trace header: {str(error)[:120]}")) from None
     here = f"{printable(str(path))}, line 1: trace format {version.format}"
     wrote = version.dlearn[:20] or "unknown"
-    reads = f"this dlearn reads formats {FORMATS[0]} and {FORMATS[1]}"
+    reads = f"this dlearn reads formats {FORMATS[0]} to {FORMATS[-1]}"
     raise TraceError(f"{here}; {reads}. The file was written by dlearn {wrote}: use that version.")
 
 
 def _take(file: ProcessFile, line: AnyLine | Event | None) -> None:
-    """Put one line where it belongs. Raises ValueError if it contradicts the lines before it."""
+    """Take one line in. Raise ValueError if it contradicts the lines before it."""
     match line:  # The most frequent first: there may be millions.
         case Event():
             _begin(file, line)
@@ -339,7 +341,7 @@ def _take(file: ProcessFile, line: AnyLine | Event | None) -> None:
 
 
 def _take_later(file: ProcessFile, line: End | DeviceTime) -> None:
-    """What is told of an event once all events are here. Raises ValueError if it contradicts them."""
+    """Take in what ends or times an event, once all events are here. Raise ValueError if it cannot be."""
     if isinstance(line, End):
         return _end(file, line)
     is_short = find(np.array([line.event]), file.short.number)[1].any()
@@ -361,10 +363,6 @@ def _begin(file: ProcessFile, event: Event) -> None:
     if event.end_ns is not None and event.end_ns < event.start_ns:
         raise ValueError(f"event {event.number} ends before it starts")
     file.events[event.number] = event
-    if type(event) in REPEATED and file.header.format > 4:
-        file.firsts[event.number] = copy(event)
-    if isinstance(event, seen.RpcReply) and event.run is not None and event.returned_ns is not None:
-        _end(file, End(event=event.run, by="return", at_ns=event.returned_ns))
 
 
 def _end(file: ProcessFile, end: End) -> None:
@@ -386,7 +384,7 @@ def _end(file: ProcessFile, end: End) -> None:
 
 
 def _learn(event: Event, end: End) -> None:
-    """Fill in what only the end tells; what the start has said of peer and tag stays."""
+    """Fill in what only the end says; peer and tag stay if the start has them."""
     if isinstance(event, PointToPoint | Probe):
         if end.peer is not None and event.peer is None:
             _set(event, "peer", end.peer)

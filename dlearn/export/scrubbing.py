@@ -28,7 +28,7 @@ KEPT = {
 KINDS = {"host": "host", "site": "file", "path": "file", "local": "address", "remote": "address", "clock": "clock",
          "reference": "clock", "job": "job", "group": "group"}  # fmt: skip
 """What stands for the words of a field; for those of all others "name-1"."""
-_PLAIN = re.compile(r"(step|epoch|iteration)?[ _]?\d*|default|world|MPI_COMM_WORLD|nccl \d+")
+_PLAIN = re.compile(r"(step|epoch|iteration)?[ _]?\d*|default|world|MPI_COMM_WORLD|nccl \d+|\d+:\d+")
 """Names that tell nothing; by some of them steps are found."""
 _PLACE = re.compile(r"(.*?)(:\d+)?", re.DOTALL)
 _ERRORS = {name for name, value in vars(builtins).items() if isinstance(value, type)} | {"Cancelled", "returned"}

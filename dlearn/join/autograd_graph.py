@@ -80,7 +80,7 @@ class AutogradGraph:
 
 def contexts_with_graph(trace: Selection) -> list[int | None]:
     """The contexts of this selection of the trace that have a graph, in the order of their first node."""
-    chosen = {getattr(event, "context", None) for event in trace.rows.firsts()}
+    chosen = set(trace.table.column("context")[trace.rows.rows].tolist())
     return list(dict.fromkeys(event.context for event in trace.whole.of(AutogradNode) if event.context in chosen))
 
 

@@ -17,8 +17,9 @@ from pathlib import Path
 import msgspec
 
 from dlearn.events import event as seen
-from dlearn.events.event import Collective, PointToPoint, RpcCall, Span
+from dlearn.events.event import FORMAT, Collective, PointToPoint, RpcCall, Span
 from dlearn.events.job_facts import AnyLine
+from dlearn.events.short_lines import COMMON, layout
 
 WINDOW_BYTES = 16_000  # Of what is new, so much at the end is read line by line.
 LANE_SECONDS = 10
@@ -130,12 +131,11 @@ class Follower:
         if len(numbers) == 3:
             self._end(numbers[0], numbers[1])
             return
-        like, number, start_ns, _, seq, backward = numbers
-        call, varying = self.first[like], {"number": number, "start_ns": start_ns, "seq": seq}
-        if isinstance(call, Collective):
-            self._begin(msgspec.structs.replace(call, backward=backward, **varying))
-        elif isinstance(call, PointToPoint):
-            self._begin(msgspec.structs.replace(call, **varying))
+        if isinstance(call := self.first[numbers[0]], Call):
+            names = (*COMMON, *layout(call, FORMAT))
+            own = zip(names, numbers[1:], strict=True)
+            fields = {name: value for name, value in own if "." not in name}
+            self._begin(msgspec.structs.replace(call, **fields))
 
     def _learn(self, told: object) -> None:
         """Note what holds from here on, whether or not the lines behind it are read."""
