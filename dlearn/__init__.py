@@ -57,7 +57,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'dlearn' has no attribute {name!r}")
     if name == "Cluster":
         # Torch loads in the background from now on, so that the first run need not wait for it.
-        import_module("dlearn.cluster.launch").warm_up()
+        import_module("dlearn.cluster.fork_server").warm_up()
     globals()[name] = value
     return value
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from dlearn.cluster.payload import Surroundings, is_installed
+from dlearn.cluster.payload import Environment, is_installed
 
 MOST_TEXT = 8000
 
@@ -34,7 +34,7 @@ class Raised:
     at_ns: int
 
 
-def call_on_rank(function: Callable[..., Any], args: tuple[Any, ...], around: Surroundings) -> Any:
+def call_on_rank(function: Callable[..., Any], args: tuple[Any, ...], around: Environment) -> Any:
     """Call the function. A copy of this process that it forks ends here: only the rank answers."""
     rank = os.getpid()
     try:
@@ -48,7 +48,7 @@ def call_on_rank(function: Callable[..., Any], args: tuple[Any, ...], around: Su
     return value
 
 
-def _end_copy(error: BaseException, around: Surroundings) -> NoReturn:
+def _end_copy(error: BaseException, around: Environment) -> NoReturn:
     """End this process as Python does at the end of a script."""
     left = error.code if isinstance(error, SystemExit) else _traceback_text(error, around).rstrip()
     if left is not None and not isinstance(left, int):
@@ -76,8 +76,8 @@ def answer_of_value(value: Any) -> Returned | Raised:
         return Raised(type(error).__name__, message, "", time.monotonic_ns())
 
 
-def answer_of_exception(error: BaseException, around: Surroundings) -> Returned | Raised:
-    """Tell what ended the function; in a traceback cells have the names that the notebook shows."""
+def answer_of_exception(error: BaseException, around: Environment) -> Returned | Raised:
+    """Return what ended the function; in a traceback cells have the names that the notebook shows."""
     if isinstance(error, SystemExit) and error.code in (None, 0):
         return Returned(None, exited=True)
     text = _traceback_text(error, around)
@@ -88,7 +88,7 @@ def answer_of_exception(error: BaseException, around: Surroundings) -> Returned 
     return Raised(type(error).__name__, _cut(message), text, time.monotonic_ns())
 
 
-def _traceback_text(error: BaseException, around: Surroundings) -> str:
+def _traceback_text(error: BaseException, around: Environment) -> str:
     story = traceback.TracebackException.from_exception(error)
     _shorten(story)
     text = _cut("".join(story.format()))
@@ -98,14 +98,14 @@ def _traceback_text(error: BaseException, around: Surroundings) -> str:
 
 
 def name_of_end(outcome: Returned | Raised) -> str:
-    """The class of the exception that ended the function; "" if it returned."""
+    """Return the class of the exception that ended the function; "" if it returned."""
     if isinstance(outcome, Raised):
         return outcome.type
     return SystemExit.__name__ if outcome.exited else ""
 
 
 def _cut(text: str) -> str:
-    """The beginning and the end of what is too long to be read, or to be sent about."""
+    """Return the text, or the beginning and the end of a long one."""
     if len(text) <= MOST_TEXT:
         return text
     half = MOST_TEXT // 2

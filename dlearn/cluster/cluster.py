@@ -16,15 +16,15 @@ from typing import Any, Literal, NoReturn
 
 import cloudpickle
 
-from dlearn.cluster import enclosed_rank, engines, mpi_launch, spares, wired_rank
+from dlearn.cluster import engines, mpi_job, networks, warm_pool
 from dlearn.cluster.answers import Raised, Returned
-from dlearn.cluster.crew import Crew, Died, Ended, Outcome, Rank, kill_all
 from dlearn.cluster.faults import rank_error, who
+from dlearn.cluster.fork_server import DEFAULT_START, StartMethod
 from dlearn.cluster.held_run import HeldRun
-from dlearn.cluster.launch import DEFAULT_START, StartMethod
 from dlearn.cluster.output import OutputStreams
-from dlearn.cluster.payload import Surroundings, pack, surroundings
-from dlearn.cluster.rank import Call, HostPlace
+from dlearn.cluster.payload import environment_here, pack
+from dlearn.cluster.rank_pool import Died, Ended, Outcome, Rank, RankPool
+from dlearn.cluster.rank_protocol import Call, HostPosition
 from dlearn.cluster.run import Run, keep_folder, new_folder
 from dlearn.errors import Interrupted, SetupError
 from dlearn.events.job_facts import Exit, Stopped, Switched
@@ -105,8 +105,7 @@ class Cluster:
         if engine is not None and backend == "mpi":
             raise SetupError("backend='mpi' has its ranks on this machine, and not beside engines.")
         names = None if ranks is None and engine is not None else _names(ranks)
-        wanted_ranks = len(names) if names else None
-        self._engines = [] if engine is None else engines.choose(engine, wanted_ranks)
+        self._engines = [] if engine is None else engines.choose(engine, len(names or ()))
         self.names: tuple[Name, ...] = names or _names(len(self._engines))
         if backend not in ("gloo", "nccl", "mpi", "dlearn_ring"):
             raise SetupError(
@@ -114,7 +113,7 @@ class Cluster:
                 " or 'dlearn_ring'."
             )
         if backend == "mpi":
-            mpi_launch.find_mpi()  # Better said now than at the first run.
+            mpi_job.find_mpi()  # Better said now than at the first run.
         if network is not None and (engine is not None or backend in ("mpi", "nccl")):
             raise SetupError(
                 "a chosen network is between ranks of this machine that speak TCP: gloo, dlearn_ring, RPC."
@@ -136,7 +135,7 @@ class Cluster:
         self.record = options if record else None
         self._start: StartMethod = start if engine is None else "forkserver"
         self._inside_with = False
-        self._crew: Crew | None = None
+        self._pool: RankPool | None = None
         self._held_run: Callable[[], HeldRun | None] = lambda: None
         self._lost = False
 
@@ -167,49 +166,47 @@ class Cluster:
         run = Run(new_folder(), self.record is not None)
         keep_folder(run)
         keeper = None if self._hold_calls is False else Keeper(self.names, self._hold_calls)
-        crew: Crew | None = None
+        pool: RankPool | None = None
         try:
-            crew = self._crew_for_call()
-            around = surroundings()
+            pool = self._pool_for_call()
             run.private, run.exposed = self._private and not self._exposed, self._exposed
-            named = enumerate(self.names)
-            calls = [self._call(rank, name, payload, around, run) for rank, name in named]
+            calls = self._calls(payload, run)
             if keeper is None:
-                return self._carry_out(run, crew, calls, timeout, check=check)
-            return self._hold(run, crew, calls, keeper)
+                return self._carry_out(run, pool, calls, timeout, check=check)
+            return self._hold(run, pool, calls, keeper)
         except BaseException:
             if keeper is not None:
                 keeper.close()
-            if crew is not None and crew is not self._crew:
-                crew.kill()
+            if pool is not None and pool is not self._pool:
+                pool.kill()
             raise
 
-    def _hold(self, run: Run, crew: Crew, calls: list[Call], keeper: Keeper) -> HeldRun:
+    def _hold(self, run: Run, pool: RankPool, calls: list[Call], keeper: Keeper) -> HeldRun:
         calls = [replace(call, gate=keeper.address) for call in calls]
-        finish = partial(self._carry_out, run, crew, calls, None, check=False)
-        held = HeldRun.of(run, keeper, finish, end=partial(kill_all, tuple(crew.ranks)))
-        self._held_run = weakref.ref(held)  # Whoever forgets it ends it.
+        finish = partial(self._carry_out, run, pool, calls, None, check=False)
+        held = HeldRun.of(run, keeper, finish, end=partial(warm_pool.kill_all, tuple(pool.ranks)))
+        self._held_run = weakref.ref(held)  # When the user's reference is gone, it ends.
         return held
 
-    def _carry_out(self, run: Run, crew: Crew, calls: list[Call], timeout: float | None, *, check: bool) -> Run:
+    def _carry_out(self, run: Run, pool: RankPool, calls: list[Call], timeout: float | None, *, check: bool) -> Run:
         with LiveDisplay() as display:
-            self._follow(run, crew, calls, timeout, display)
+            self._follow(run, pool, calls, timeout, display)
             if run.error is not None and check:
                 raise run.error
             display.end_with(str(next(run.paragraphs())))
         return run
 
-    def _follow(self, run: Run, crew: Crew, calls: list[Call], timeout: float | None, display: LiveDisplay) -> None:
-        around = calls[0].surroundings
+    def _follow(self, run: Run, pool: RankPool, calls: list[Call], timeout: float | None, display: LiveDisplay) -> None:
+        around = calls[0].environment
         try:
             if self.network is not None:
                 self.network.begin()
-            outcomes, streams = crew.call(calls, timeout, display)
+            outcomes, streams = pool.call(calls, timeout, display)
         except KeyboardInterrupt:
             raise Interrupted(f"the ranks were ended; what they had recorded is in {run.folder}/trace") from None
         finally:
-            if self._crew is crew and not crew.alive:
-                self._crew, self._lost = None, True
+            if self._pool is pool and not pool.alive:
+                self._pool, self._lost = None, True
         self._fill(run, outcomes, streams)
         if self.network is not None:
             run.network = self.network.latest()
@@ -234,14 +231,15 @@ class Cluster:
         if (held := self._held_run()) is not None:
             held.end()
         self._inside_with = self._lost = False
-        if self._crew is not None:
-            self._crew.stop()
-            self._crew = None
+        if self._pool is not None:
+            self._pool.stop()
+            self._pool = None
 
     def __repr__(self) -> str:
         return f"Cluster({list(self.names)}, backend={self.backend!r})"
 
     def _functions(self, function: Function | Mapping[Name, Function]) -> list[Function | None]:
+        """Return each rank's function, None for one that serves. SetupError if they fit no rank."""
         if callable(function):
             return [_sync(function)] * len(self.names)
         if not isinstance(function, Mapping):
@@ -252,50 +250,53 @@ class Cluster:
             raise SetupError("run() got an empty dict: give at least one rank a function.")
         for name, each in function.items():
             if name not in self.names:
-                known = list(self.names)
-                raise SetupError(f"this cluster has no rank {name!r}; its ranks are {known}.")
+                raise SetupError(f"this cluster has no rank {name!r}; its ranks are {list(self.names)}.")
             if not callable(each):
-                what = type(each).__name__
-                raise SetupError(f"rank {name!r} got {what}, which cannot be called.")
+                raise SetupError(f"rank {name!r} got {type(each).__name__}, which cannot be called.")
         return [_sync(function[name]) if name in function else None for name in self.names]
 
-    def _crew_for_call(self) -> Crew:
-        if self._crew is not None and self._crew.alive:
-            return self._crew
-        if self._crew is not None or self._lost:
+    def _pool_for_call(self) -> RankPool:
+        if self._pool is not None and self._pool.alive:
+            return self._pool
+        if self._pool is not None or self._lost:
             print("dlearn: the ranks had ended, and start afresh; the state that they kept is gone.", file=sys.stderr)
             self._lost = False
-            if self._crew is not None:
-                self._crew.kill()
-        crew = Crew([who(name) for name in self.names], self._start)
-        crew.ranks += self._start_ranks()
+            if self._pool is not None:
+                self._pool.kill()
+        tags = [who(name) for name in self.names]
+        pool = RankPool(tags, self._start_ranks(), self._start)
         if self._inside_with:
-            self._crew = crew
-        return crew
+            self._pool = pool
+        return pool
 
     def _start_ranks(self) -> Sequence[Rank]:
+        """Return fresh ranks. SetupError if they cannot be on the network that was asked for."""
+        count = len(self.names)
         if self._engines:
-            return spares.started(partial(engines.EngineRank, engine) for engine in self._engines)
+            return engines.start_ranks(self._engines)
         if self.network is not None:
-            return wired_rank.start_ranks(self.network, len(self.names), self._start)
+            return networks.start_switched(self.network, count, self._start)
+        if self.backend == "mpi":
+            return mpi_job.start_mpi(count, self._start)
         if self._private:
             self._exposed = ""
             try:
-                return enclosed_rank.start_ranks(len(self.names), self._start)
+                return networks.start_private(count, self._start)
             except NotPermitted as refused:
                 if self._must_be_private:
                     raise SetupError(f"these ranks cannot be private on this machine: {refused}.") from None
                 self._exposed = f"{EXPOSED}: {refused}"
-        ranks = spares.take(len(self.names), self._start)
-        return mpi_launch.seated(ranks) if self.backend == "mpi" else ranks
+        return warm_pool.take(count, self._start)
 
-    def _call(self, rank: int, name: Name, payload: bytes, around: Surroundings, run: Run) -> Call:
-        return Call(
+    def _calls(self, payload: bytes, run: Run) -> list[Call]:
+        """Return the call of each rank."""
+        world_size = len(self.names)
+        call = Call(
             payload=payload,
-            surroundings=around,
-            rank=rank,
-            world_size=len(self.names),
-            name=str(name),
+            environment=environment_here(),
+            rank=0,
+            world_size=world_size,
+            name="",
             backend=self.backend,
             init=self.init,
             job=run.folder.name,
@@ -304,8 +305,11 @@ class Cluster:
             keep=self._inside_with,
             rpc=self.rpc,
             own_log=bool(self._engines),
-            place=HostPlace(DEVICE, rank, len(self.names)) if self.network is not None else None,
         )
+        calls = [replace(call, rank=rank, name=str(name)) for rank, name in enumerate(self.names)]
+        if self.network is None:
+            return calls
+        return [replace(each, position=HostPosition(DEVICE, each.rank, world_size)) for each in calls]
 
     def _fill(self, run: Run, outcomes: list[Outcome], streams: OutputStreams) -> None:
         for index, (name, outcome) in enumerate(zip(self.names, outcomes, strict=True)):

@@ -15,7 +15,6 @@ import time
 from collections.abc import Collection
 from contextlib import ExitStack, suppress
 from functools import partial
-from multiprocessing import forkserver
 from pathlib import Path
 
 END_SECONDS = 2.0
@@ -23,23 +22,20 @@ END_SECONDS = 2.0
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
-def end_with_fork_server() -> None:
-    """This rank is killed by the system when its fork server ends, even while it is stopped; it uses that no more."""
-    # With its end of this pipe open, a rank that is stopped would keep the fork server after the notebook's end.
-    os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
-    forkserver._forkserver.__init__()  # type: ignore[misc]
+def end_with_parent() -> None:
+    """Have the system kill this process when its fork server ends, even while it is stopped."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def adopt() -> None:
-    """Orphans among this process's descendants become its own children."""
+    """Have orphans among this process's descendants become its own children."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def end_children(parent: int, *, but: Collection[int] = ()) -> None:
-    """End every process that this adopter has started or taken in, and all of theirs; not the children `but`."""
+    """End every process that an adopter has started or adopted, with theirs; not the children `but`."""
     deadline = time.monotonic() + END_SECONDS
     ended: list[int] | None = None
     while time.monotonic() < deadline:
@@ -61,7 +57,7 @@ def _children(parent: int) -> list[int]:
 
 
 def _end(child: int, parent: int) -> bool:
-    """Kill it, if it is what we take it for: a number may mean another process from one moment to the next."""
+    """Kill a child of `parent`; return whether it was one. A pid may soon mean another process."""
     with ExitStack() as stack, suppress(ProcessLookupError):
         kill = partial(os.kill, child)
         with suppress(OSError):  # Linux before 5.3 has no such handles.

@@ -1,4 +1,4 @@
-"""Ranks beside ipyparallel's engines: to their crew the same as those of this machine.
+"""Ranks beside ipyparallel's engines: to their pool the same as those of this machine.
 
 The engine is not the rank: one that hangs, exits or is ended leaves its engine usable. The notebook
 asks for news again and again, over ipyparallel's own connections: it opens no port. In between the
@@ -24,9 +24,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dlearn.cluster import launch, spares
+from dlearn.cluster import warm_pool
 from dlearn.cluster.answers import Raised
-from dlearn.cluster.rank import Call, HostPlace
+from dlearn.cluster.fork_server import DEFAULT_START, warm_up
+from dlearn.cluster.rank_process import DEATH_SECONDS, RankProcess, StackLine
+from dlearn.cluster.rank_protocol import LOOPBACK, Call, HostPosition
+from dlearn.cluster.run import kernel_id
 from dlearn.errors import SetupError, optional
 from dlearn.events.agent_log import PIPE_BYTES, widen
 
@@ -43,14 +46,14 @@ _VERSIONS = """', '.join([
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine and the place of the rank beside it; `address` is for the ranks of other hosts."""
+    """An engine, and the position of the rank beside it; `address` is for the ranks of other hosts."""
 
     id: int
     client: Any
     host: str = "its host"
     host_id: str = ""
-    address: str = launch.LOOPBACK
-    place: HostPlace | None = None
+    address: str = LOOPBACK
+    position: HostPosition | None = None
 
     def __str__(self) -> str:
         return f"engine {self.id} on {self.host}"
@@ -74,8 +77,8 @@ class Engine:
 _asking = threading.Lock()
 
 
-def choose(client: Any, ranks: int | None) -> list[Engine]:
-    """Return the first `ranks` engines of an ipyparallel client (None: all), in the order of ids.
+def choose(client: Any, ranks: int) -> list[Engine]:
+    """Return the first `ranks` engines of an ipyparallel client (0: all), in the order of ids.
 
     SetupError if there are too few, or they do not fit this process.
     """
@@ -91,7 +94,7 @@ def choose(client: Any, ranks: int | None) -> list[Engine]:
             f" client.wait_for_engines({needed}) waits until they are there."
         )
     with ThreadPoolExecutor(len(ids)) as at_the_same_time:
-        engines = list(at_the_same_time.map(partial(_introduced, client), ids[:ranks]))
+        engines = list(at_the_same_time.map(partial(_introduced, client), ids[: ranks or None]))
     several_hosts = len({engine.host_id for engine in engines}) > 1
     return _placed(engines) if several_hosts else engines
 
@@ -101,18 +104,18 @@ def _introduced(client: Any, id: int) -> Engine:
     there, here = engine.ask(eval, _VERSIONS), eval(_VERSIONS)
     if there != here:
         raise SetupError(f"{engine} has {there}, and this notebook {here}: install the same.")
-    engine.ask(launch.warm_up)
-    host, host_id = engine.ask(socket.gethostname), engine.ask(launch.kernel_id, "net")
+    engine.ask(warm_up)
+    host, host_id = engine.ask(socket.gethostname), engine.ask(kernel_id, "net")
     return replace(engine, host=host, host_id=host_id)
 
 
 def _placed(engines: Sequence[Engine]) -> list[Engine]:
     """Give each engine the address by which the ranks of other hosts reach its own."""
-    ways = [engine.ask(interface_towards, "") for engine in engines]
-    outside = [address for _, address in ways if not address.startswith("127.")]
+    known = [engine.ask(interface_towards, "") for engine in engines]
+    outside = [address for _, address in known if not address.startswith("127.")]
     hosts = [engine.host_id for engine in engines]
     placed = []
-    for number, (engine, (interface, address)) in enumerate(zip(engines, ways, strict=True)):
+    for number, (engine, (interface, address)) in enumerate(zip(engines, known, strict=True)):
         if address not in outside and outside:  # The controller is on this host.
             interface, address = engine.ask(interface_towards, outside[0])
         if address.startswith("127."):
@@ -121,15 +124,15 @@ def _placed(engines: Sequence[Engine]) -> list[Engine]:
                 " environment variable GLOO_SOCKET_IFNAME, its host's interface to them."
             )
         host = engine.host_id
-        place = HostPlace(interface, hosts[:number].count(host), hosts.count(host))
-        placed.append(replace(engine, address=address, place=place))
+        position = HostPosition(interface, hosts[:number].count(host), hosts.count(host))
+        placed.append(replace(engine, address=address, position=position))
     return placed
 
 
 class EngineRank:
     """A rank beside its `engine`. Once it is lost, `lost` says how, and every answer is None."""
 
-    halted = leaves_a_spare = aborted_mpi = False
+    halted = has_aborted = False
     beside_engine = True
 
     def __init__(self, engine: Engine) -> None:
@@ -140,28 +143,30 @@ class EngineRank:
         self.pid: int | None = self._ask_engine(start)
         self.control, self._their_control = mp.Pipe()
         self.output, self._their_output = mp.Pipe(duplex=False)
-        self._death, self._their_death = mp.Pipe(duplex=False)
+        self.death, self._their_death = mp.Pipe(duplex=False)
         widen(self.output.fileno())
-        self.sentinel = self._death.fileno()
-        self._carrier = threading.Thread(target=self._carry, daemon=True)
-        self._carrier.start()
-        self.wait = self._carrier.join
+        self._forwarder = threading.Thread(target=self._forward_all, daemon=True)
+        self._forwarder.start()
 
     @property
     def lives(self) -> bool:
-        return self._carrier.is_alive()
+        return self._forwarder.is_alive()
+
+    def wait(self, seconds: float) -> None:
+        """Wait for its end, at most so long."""
+        self._forwarder.join(seconds)
 
     def listen(self, backlog: int) -> tuple[str, int]:
         return self._ask("listen", backlog, self.engine.address) or ("", 0)
 
     def send(self, call: Call) -> None:
         """Send the call without this process's environment, which is not for other hosts."""
-        around = replace(call.surroundings, environment={})
-        there = replace(call, surroundings=around, place=self.engine.place)
+        around = replace(call.environment, variables={})
+        there = replace(call, environment=around, position=self.engine.position)
         self._folder = call.folder
-        self._scratch = self._ask("begin", there, launch.kernel_id("net")) or ""
+        self._scratch = self._ask("begin", there, kernel_id("net")) or ""
 
-    def stack(self, call: Call) -> tuple[launch.StackLine, ...]:
+    def stack(self, call: Call) -> tuple[StackLine, ...]:
         return self._ask("where") or ()
 
     def pause(self) -> int | None:
@@ -189,9 +194,9 @@ class EngineRank:
         self.collect()
         self._ask_engine(end)
         self.control.close()
-        self.output.close()  # The carrier notices, and ends.
-        self._carrier.join()
-        self._death.close()
+        self.output.close()  # The thread that forwards notices, and ends.
+        self._forwarder.join()
+        self.death.close()
 
     def _ask(self, method: str, *args: Any) -> Any:
         return self._ask_engine(ask, method, *args)
@@ -204,7 +209,7 @@ class EngineRank:
                 self.lost = f"lost its engine: {error}"
         return None
 
-    def _carry(self) -> None:
+    def _forward_all(self) -> None:
         """Forward messages and output until the rank has ended, is lost, or is closed."""
         with self._their_control, self._their_output, self._their_death:
             with suppress(EOFError, OSError):
@@ -228,54 +233,69 @@ class EngineRank:
         return not over
 
 
+def start_ranks(engines: Sequence[Engine]) -> list[EngineRank]:
+    """Start a rank beside each engine; if one cannot be, none is left."""
+    with warm_pool.ended_on_error() as ranks:
+        for engine in engines:
+            ranks.append(EngineRank(engine))
+        return ranks
+
+
 # What follows runs on the engine.
 
 
-class HostedRank(launch.RankProcess):
+class HostedRank:
     """A rank beside this engine; `scratch` is where it records if the run's folder is not here."""
 
     call: Call | None = None
     scratch = ""
-    asked_at = 0.0
+
+    def __init__(self, rank: RankProcess) -> None:
+        self.rank = rank
+        self.listen, self.pause, self.kill = rank.listen, rank.pause, rank.kill
+        self.asked_at = time.monotonic()
 
     def begin(self, call: Call, notebook: str) -> str:
         """Send the call, as it fits this host, to the rank; return `scratch`."""
-        around, folder = call.surroundings, call.folder
+        around, folder = call.environment, call.folder
         shutil.rmtree(self.scratch, ignore_errors=True)
         self.scratch = ""
-        if notebook != launch.kernel_id("net") or not os.access(f"{folder}/trace", os.W_OK):
+        if notebook != kernel_id("net") or not os.access(f"{folder}/trace", os.W_OK):
             folder = self.scratch = tempfile.mkdtemp(prefix="dlearn-")
             os.mkdir(f"{folder}/trace")
         directory = around.directory if os.path.isdir(around.directory) else os.getcwd()
         path = [entry or os.getcwd() for entry in sys.path] + around.path
-        around = replace(around, environment=dict(os.environ), directory=directory, path=path)
-        self.call = replace(call, folder=folder, surroundings=around)
-        with suppress(OSError):  # It has ended, which `exchange` will tell.
-            self.send(self.call)
+        around = replace(around, variables=dict(os.environ), directory=directory, path=path)
+        self.call = replace(call, folder=folder, environment=around)
+        with suppress(OSError):  # It has ended, which `exchange` will report.
+            self.rank.send(self.call)
         return self.scratch
 
     def exchange(self, *messages: Any) -> tuple[bytes, list[Any], bool, int | None]:
         """Forward messages; return output, answers, whether the rank is over, and its exit code."""
-        answers, over = [], not self.lives
+        rank, answers = self.rank, []
+        over = not rank.lives
         try:
             for message in messages:
-                self.control.send(message)
-            while self.control.poll(0):
-                answers.append(self.control.recv())
+                rank.control.send(message)
+            while rank.control.poll(0):
+                answers.append(rank.control.recv())
         except (EOFError, OSError):
             over = True
         if over:
-            self.wait(launch.DEATH_SECONDS)
-            self.kill()  # What it had started.
+            rank.wait(DEATH_SECONDS)
+            rank.kill()  # It may live, with its connection closed.
         # Read last: what was printed before an answer is shown before it. A pipe holds no more.
-        printed = self.output.poll(0)
-        output = os.read(self.output.fileno(), PIPE_BYTES) if printed else b""
-        return output, answers, over, self.exit_code
+        printed = rank.output.poll(0)
+        output = os.read(rank.output.fileno(), PIPE_BYTES) if printed else b""
+        return output, answers, over, rank.exit_code
 
-    def where(self) -> tuple[launch.StackLine, ...]:
-        return self.stack(self.call) if self.call is not None else ()
+    def where(self) -> tuple[StackLine, ...]:
+        """Return the rank's stack in the user's code."""
+        return self.rank.stack(self.call) if self.call is not None else ()
 
     def recorded(self) -> dict[str, bytes]:
+        """Return the files that the rank has recorded in `scratch`."""
         return {path.name: path.read_bytes() for path in Path(self.scratch, "trace").iterdir()}
 
 
@@ -304,11 +324,10 @@ def interface_towards(address: str) -> tuple[str, str]:
 
 def start(key: str) -> int | None:
     """Start a rank that is called `key` from now on, and return its pid."""
-    (process,) = spares.take(1, launch.DEFAULT_START)
-    _ranks[key] = HostedRank(**vars(process))
-    _ranks[key].asked_at = time.monotonic()
+    (rank,) = warm_pool.take(1, DEFAULT_START)
+    _ranks[key] = HostedRank(rank)
     threading.Thread(target=_end_when_forgotten, args=(key,), daemon=True).start()
-    return process.pid
+    return rank.pid
 
 
 def ask(key: str, method: str, *args: Any) -> Any:
@@ -322,11 +341,11 @@ def ask(key: str, method: str, *args: Any) -> Any:
 
 def end(key: str) -> None:
     """End the rank with all it started, and have a fresh one wait for the next run."""
-    rank = _ranks.pop(key, None)
-    if rank is not None:
-        rank.kill()
-        shutil.rmtree(rank.scratch, ignore_errors=True)
-        spares.turn_over(rank.close, 1, launch.DEFAULT_START)
+    hosted = _ranks.pop(key, None)
+    if hosted is not None:
+        hosted.rank.kill()
+        shutil.rmtree(hosted.scratch, ignore_errors=True)
+        warm_pool.recycle(hosted.rank.close, 1, DEFAULT_START)
 
 
 def _end_when_forgotten(key: str) -> None:

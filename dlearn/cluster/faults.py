@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from dlearn.analysis.hanging.hang_words import pace_text, tell, whereabouts
 from dlearn.analysis.hanging.stuck import exit_text, hangs, pace
 from dlearn.cluster.answers import Raised, Returned
-from dlearn.cluster.crew import Died, Ended, Outcome
-from dlearn.cluster.launch import StackLine
-from dlearn.cluster.payload import Surroundings
+from dlearn.cluster.payload import Environment
+from dlearn.cluster.rank_pool import Died, Ended, Outcome
+from dlearn.cluster.rank_process import StackLine
 from dlearn.errors import RankError, TraceError
 from dlearn.events.site import file_label
 
@@ -37,7 +37,7 @@ def rank_error(
     outcomes: Sequence[Outcome],
     run: Run,
     timeout: float | None,
-    around: Surroundings,
+    around: Environment,
 ) -> RankError | None:
     failed = [index for index, outcome in enumerate(outcomes) if not isinstance(outcome, Returned)]
     if not failed:
@@ -76,7 +76,7 @@ def rank_error(
 
 
 def _order(outcome: Outcome) -> tuple[int, int]:
-    """Root cause first: the earliest death or exception of a rank's own, then lost ranks, then broken connections."""
+    """Return a sort key: a rank's own death or exception, the earliest first; lost ranks; broken connections."""
     match outcome:
         case Died():
             return (2 if outcome.lost and not outcome.aborted_mpi else 1, outcome.at_ns)
@@ -126,7 +126,7 @@ _WALL = re.compile(r"\n+(?:At:|Exception raised from)")
 
 
 def _told(outcome: Raised) -> str:
-    """Class and message, without the stacks that torch's RPC puts into it."""
+    """Return class and message, without the stacks that torch's RPC puts into it."""
     remote = list(_REMOTE.finditer(outcome.message))
     if remote:
         last = remote[-1]
@@ -156,7 +156,7 @@ def _hang(
     run: Run,
     trace: Trace | None,
     timeout: float | None,
-    around: Surroundings,
+    around: Environment,
 ) -> RankError:
     late = [names[index] for index, outcome in enumerate(outcomes) if isinstance(outcome, Ended)]
     names_of_late = ", ".join(who(name) for name in late)
@@ -179,7 +179,7 @@ def _hang(
     return RankError(rank=None, what=what, hint=hint, run=run)
 
 
-def _note(outcome: Outcome, around: Surroundings) -> str:
+def _note(outcome: Outcome, around: Environment) -> str:
     match outcome:
         case Returned():
             return "has called sys.exit" if outcome.exited else "has returned from its function"
@@ -190,8 +190,8 @@ def _note(outcome: Outcome, around: Surroundings) -> str:
     return ""
 
 
-def _place(stack: Sequence[StackLine], around: Surroundings) -> str:
-    """ "is at train.py:31": the innermost line of the user's own code."""
+def _place(stack: Sequence[StackLine], around: Environment) -> str:
+    """Return the innermost line of the user's own code, as in "is at train.py:31"."""
     cells = {file: name for file, (name, _) in around.cells.items()}
     return f"is at {file_label(stack[0].file, cells, around.directory)}:{stack[0].line}" if stack else ""
 

@@ -18,7 +18,7 @@ LONGEST_LINE = 1 << 20
 
 
 class Printed:
-    """What one rank has printed: beyond `MOST_BYTES` its first half and its last."""
+    """The text that one rank has printed: beyond `MOST_BYTES` its first half and its last."""
 
     def __init__(self) -> None:
         self._kept = bytearray()
@@ -60,7 +60,7 @@ class OutputStreams:
         self._sieves = [Filter() if path is not None else None for path in self._paths]
 
     def read(self, index: int, pipe: Connection) -> bool:
-        """Take what is there now; False at the end of the stream."""
+        """Take what is there now. Return False at the end of the stream."""
         sieve = self._sieves[index]
         try:
             data = sieve.read(pipe.fileno()) if sieve is not None else os.read(pipe.fileno(), PIPE_BYTES)

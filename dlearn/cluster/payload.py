@@ -1,4 +1,4 @@
-"""What travels to the ranks: the functions of one call, their arguments, and the surroundings.
+"""What is sent to the ranks: the functions of one call, their arguments, and the environment.
 
 One payload goes to every rank, so functions that share globals, or a class, share them there.
 cloudpickle sends what a notebook or script defines by value, modules by name.
@@ -28,17 +28,17 @@ LARGE_BYTES = 20 << 20
 
 
 @dataclass(frozen=True)
-class Surroundings:
-    """What a rank takes over from the process that started it. `cells` maps a notebook cell's file to (name, lines)."""
+class Environment:
+    """What a rank adopts from the notebook. `cells` maps a notebook cell's file to (name, lines)."""
 
-    environment: dict[str, str]
+    variables: dict[str, str]
     directory: str
     path: list[str]
     cells: dict[str, tuple[str, list[str]]]
 
 
 def pack(functions: Sequence[Callable[..., Any] | None], args: tuple[Any, ...]) -> bytes:
-    """Functions (one per rank, None serves) and arguments as bytes. SetupError names what cannot travel."""
+    """Pickle functions (one per rank, None serves) and arguments. SetupError names what cannot be sent."""
     try:
         data: bytes = cloudpickle.dumps((tuple(functions), args))
     except Exception as error:  # Any object's own __reduce__ may raise anything.
@@ -56,7 +56,7 @@ def pack(functions: Sequence[Callable[..., Any] | None], args: tuple[Any, ...]) 
 
 
 class Unpacker:
-    """Unpacks all calls of one rank, whose `__main__` gets what `__main__` defined there.
+    """The unpacker of all calls of one rank, whose `__main__` gets what `__main__` defined in the notebook.
 
     A rank that is kept takes over a variable only where it has changed since the last call.
     """
@@ -65,6 +65,7 @@ class Unpacker:
         self._taken: dict[str, bytes] = {}
 
     def unpack(self, data: bytes, *, keep: bool) -> tuple[tuple[Callable[..., Any] | None, ...], tuple[Any, ...]]:
+        """Return the functions and the arguments of a call, and define in `__main__` what they need."""
         loader = _Loader(io.BytesIO(data))
         functions, args = loader.load()
         main = vars(sys.modules["__main__"])
@@ -89,7 +90,7 @@ class Unpacker:
 
 
 class _Loader(pickle.Unpickler):
-    """Give functions of `__main__` this process's `__main__` as their globals.
+    """A loader that gives functions of `__main__` this process's `__main__` as their globals.
 
     Should cloudpickle rename these two functions, ranks would work and keep no globals (tested).
     """
@@ -119,14 +120,15 @@ def _make_in_main(original: Callable[..., Any], code: Any, its_globals: dict[str
     return original(code, its_globals, *rest)
 
 
-def surroundings() -> Surroundings:
-    return Surroundings(dict(os.environ), os.getcwd(), list(sys.path), _cells())
+def environment_here() -> Environment:
+    """Return the environment of this process."""
+    return Environment(dict(os.environ), os.getcwd(), list(sys.path), _cells())
 
 
-def take_over(there: Surroundings) -> None:
-    """Work where the kernel works: same variables, directory, module path, and sources for tracebacks."""
+def adopt(there: Environment) -> None:
+    """Work with the notebook's variables, directory, module path, and sources for tracebacks."""
     os.environ.clear()
-    os.environ.update(there.environment)
+    os.environ.update(there.variables)
     os.chdir(there.directory)
     sys.path[:] = there.path
     for name, (_, lines) in there.cells.items():
@@ -134,7 +136,7 @@ def take_over(there: Surroundings) -> None:
 
 
 def _cells() -> dict[str, tuple[str, list[str]]]:
-    """The notebook's cells: the file name that each was compiled under, what people call it, and its lines."""
+    """Return the notebook's cells: the file under which each was compiled -> (shown name, lines)."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     names = getattr(getattr(shell, "compile", None), "_filename_map", {})
@@ -142,7 +144,7 @@ def _cells() -> dict[str, tuple[str, list[str]]]:
 
 
 def is_installed(file: str) -> bool:
-    """Whether this is an installed library's file, Python's or ours, and not the user's own."""
+    """Return whether this is an installed library's file, Python's or ours, and not the user's own."""
     installed = tuple(sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "purelib", "platlib"))
     dlearn = str(Path(__file__).parent.parent) + os.sep
     # A lesson's code is its reader's; "<string>" is Python's own way into a process.

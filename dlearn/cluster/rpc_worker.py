@@ -61,7 +61,7 @@ def worker_name(name: str) -> str:
 
 @contextmanager
 def _without_false_alarms() -> Iterator[None]:
-    """Not by a filter: torch sets its own aside."""
+    """Hide torch's false alarms. A warnings filter would not do: torch sets it aside."""
     show = warnings.showwarning
 
     def show_others(message: Warning | str, *args: Any, **kwargs: Any) -> None:
@@ -76,7 +76,7 @@ def _without_false_alarms() -> Iterator[None]:
 
 
 def _open_connections(rank: int, world_size: int) -> None:
-    """Connections are made with the first message. Made now, their own bytes are no part of anybody's."""
+    """Open all connections now, so that their own bytes belong to no call."""
     import torch
     import torch.distributed.rpc as rpc
 
@@ -94,7 +94,7 @@ MEETING_SECONDS = 10.0
 
 
 def meet(store: Any, world_size: int) -> None:
-    """Until all workers are here; nothing of it goes over RPC's connections."""
+    """Wait until all workers are here; nothing of it goes over RPC's connections."""
     key = f"dlearn: meeting {next(_meetings)}"
     if store.add(key, 1) == world_size:
         store.set(f"{key}, all", "yes")

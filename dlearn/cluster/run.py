@@ -7,6 +7,7 @@ import os
 import re
 import secrets
 import shutil
+import socket
 import time
 import weakref
 from collections.abc import Iterator
@@ -16,7 +17,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlearn.cluster.launch import kernel_id
 from dlearn.errors import DlearnError, RankError, SetupError, TraceError
 from dlearn.network.carried import Carried
 from dlearn.shown import Paragraph, Shown, count_text
@@ -87,6 +87,14 @@ class Run(Shown):
         return "trace" in self.__dict__ or sum(path.stat().st_size for path in files) < _AT_ONCE_BYTES
 
 
+def kernel_id(namespace: str) -> str:
+    """Return a name of the kernel's boot and the namespace of pids ("pid") or addresses ("net")."""
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink(f'/proc/self/ns/{namespace}')}"
+    return socket.gethostname()
+
+
 def new_folder() -> Path:
     """Make a folder in `.dlearn/runs`, where the newest 20 runs stay, and those that are held."""
     home = Path.cwd() / ".dlearn" / "runs"  # The notebook may change its directory later.
@@ -110,14 +118,14 @@ def new_folder() -> Path:
 
 
 def _refuse_links(home: Path) -> None:
-    """Old runs are deleted there, so it must be where it seems to be."""
+    """Raise SetupError if the folder is a link: old runs are deleted there."""
     for path in (home.parent, home):
         if path.is_symlink():
             raise SetupError(f"runs cannot be kept in {path}: it is a symbolic link. Remove it.")
 
 
 def _refuse_others(home: Path, folder: Path) -> None:
-    """By the owner that a new folder has got, as a shared disk may give all of them to one."""
+    """Raise SetupError if another user owns the folder. A shared disk may give all new folders to one owner."""
     for path in (home.parent, home):
         if path.stat().st_uid != folder.stat().st_uid:
             shutil.rmtree(folder)
@@ -129,7 +137,7 @@ def _is_run(path: Path) -> bool:
 
 
 def keep_folder(run: Run) -> None:
-    """Hold it while `run` is in hand."""
+    """Keep its folder while `run` is referenced."""
     weakref.finalize(run, (run.folder / _HELD).unlink, missing_ok=True).atexit = False
 
 

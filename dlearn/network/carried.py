@@ -15,7 +15,7 @@ LEAST_SECONDS = 0.01
 
 
 class CarriedPort(msgspec.Struct, frozen=True, kw_only=True):
-    """One direction of one cable, as it is `asked` now, and what it has carried.
+    """One direction of one link, as it is `asked` now, and what it has forwarded.
 
     `rate` in bit/s is that of packets right behind another (None if few), `late` by how many seconds they
     left late, as a mean, `deepest` the most bytes in its queue; `dropped` packets found it full.
@@ -33,7 +33,7 @@ class CarriedPort(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CarriedPair(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank has sent to one other: `payload` of TCP once, `again` what was sent once more."""
+    """The packets from one rank to another: `payload` of TCP once, `again` what was sent once more."""
 
     source: int
     target: int
@@ -53,7 +53,7 @@ class CarriedRank(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Carried(Answer, frozen=True, kw_only=True):
-    """What the switch has carried since its ranks began.
+    """The counts of a switch since its ranks began.
 
     `late` and `latest` are seconds later than asked (median of the last 2,000, most), `processor` the share
     of a core that the switch took, `most` the bit/s that it carried while it was at its limit.
@@ -113,7 +113,7 @@ class Carried(Answer, frozen=True, kw_only=True):
 
 
 def carried(network: str, ports: Mapping[str, Link], pids: Sequence[int], told: Mapping[str, Any]) -> Carried:
-    """The switch's own counts as an answer. `pids` are the ranks' processes."""
+    """Return the switch's own counts as an answer. `pids` are the ranks' processes."""
     of_ports = [
         CarriedPort(
             name=name,

@@ -29,7 +29,7 @@ _quote.maxstring = _quote.maxother = 80
 
 @dataclass(frozen=True)
 class Link:
-    """What a message meets on its way between ranks. Each is a number, or words with a unit.
+    """The properties of a path between ranks. Each is a number, or words with a unit.
 
     `rate` in bit/s (None: no limit), `latency` in seconds one way, `jitter` at most so many seconds more,
     `loss` as the share of packets, `queue` in bytes: what finds it full is lost.
@@ -50,11 +50,11 @@ class Link:
 
     @classmethod
     def of(cls, given: Link | str) -> Link:
-        """A link as it is, or the one that the words tell."""
+        """Return a link as it is, or the one that the words describe."""
         return given if isinstance(given, Link) else cls().changed(given)
 
     def changed(self, words: str) -> Link:
-        """This link with what the words tell anew."""
+        """Return this link with what the words change."""
         return replace(self, **parse(words))
 
     def __str__(self) -> str:
@@ -88,7 +88,7 @@ def parse(words: str) -> dict[str, float]:
 
 
 def _number(name: str, given: Any) -> float:
-    """In bit/s, seconds, bytes, or a share of 1; from words, too."""
+    """Return a number, or words, in bit/s, seconds, bytes, or as a share of 1. SetupError if out of range."""
     if isinstance(given, str):
         found = _WORD.fullmatch(given.strip())
         if found is None or found[1] not in (None, name) or found[3] not in UNITS[name]:
@@ -103,17 +103,17 @@ def _number(name: str, given: Any) -> float:
 
 
 def rate_text(rate: float) -> str:
-    """ "100 Mbit/s"."""
+    """Return a text such as "100 Mbit/s"."""
     return _with_unit(rate, {"bit/s": 1, "kbit/s": 1e3, "Mbit/s": 1e6, "Gbit/s": 1e9})
 
 
 def time_text(seconds: float) -> str:
-    """ "100 us"."""
+    """Return a text such as "100 us"."""
     return _with_unit(seconds, {"us": 1e-6, "ms": 1e-3, "s": 1})
 
 
 def size_text(size: float) -> str:
-    """ "64 kB"."""
+    """Return a text such as "64 kB"."""
     return _with_unit(size, {"B": 1, "kB": 1e3, "MB": 1e6})
 
 

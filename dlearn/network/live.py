@@ -1,4 +1,4 @@
-"""A cluster's network while it is there: slow a cable, cut a way, heal it, ask what was carried."""
+"""A cluster's network while it is there: slow a link, cut a path, heal it, read its counts."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class SwitchProcess:
         return self._process.pid
 
     def tell(self, order: dict[str, Any]) -> dict[str, Any] | None:
-        """Give an order; the answer is what the switch has counted so far, None if it has ended."""
+        """Give an order; return what the switch has counted so far, None if it has ended."""
         with self._talking, suppress(OSError, ValueError):  # A closed file is a ValueError.
             self._control.sendall(json.dumps(order).encode() + b"\n")
             line = self._answers.readline()
@@ -100,12 +100,12 @@ class LiveNetwork:
         self._before: dict[tuple[int, int], CarriedPair] = {}
 
     def slow(self, rank: int | str, words: str) -> None:
-        """Change the cable of a rank, as in "10 Mbit/s, 5 ms": what the words do not name stays."""
+        """Change the link of a rank, as in "10 Mbit/s, 5 ms": what the words do not name stays."""
         self._now = self._now.changed(self._number(rank), words)
         self._say()
 
     def cut(self, one: int | str, other: int | str) -> None:
-        """From now on, nothing that one of these two sends comes to the other."""
+        """Drop from now on all that one of these two sends to the other."""
         ends = [self._number(one), self._number(other)]
         if ends[0] == ends[1]:
             raise SetupError(f"a way has two ends: there is none to cut between rank {one!r} and itself.")
@@ -118,7 +118,7 @@ class LiveNetwork:
         self._say()
 
     def straggler(self, rank: int | str, factor: float) -> None:
-        """From now on, this rank's computing takes `factor` times as long (1: as long as by itself).
+        """Make this rank's computing take `factor` times as long (1: as long as by itself).
 
         The rank is stopped for a few ms, again and again. Waiting is no computing.
         """
@@ -129,41 +129,41 @@ class LiveNetwork:
         self._say()
 
     def let_compute(self) -> None:
-        """Stop no rank any more: these ranks are being ended."""
+        """Slow no rank any more: these ranks are being ended."""
         self._pids = []
         self._say()
 
     def heal(self) -> None:
-        """All links are again as they were asked for, packets go on, and no rank is slowed."""
+        """Restore all links as they were asked for, let packets go on, and slow no rank."""
         self._now, self._cut, self._paused, self._factors = self.asked, [], False, {}
         self._say()
 
     def trouble(self) -> str:
-        """What keeps packets from coming at all now, in a sentence; "" if nothing does."""
+        """Return a sentence about what stops packets altogether now; "" if nothing does."""
         if self._paused:
             return "The network is paused: network.heal() lets it go on."
         ways = [f"{self._names[a]} and {self._names[b]}" for a, b in self._cut if a < b]
         return f"The way between ranks {'; '.join(dict.fromkeys(ways))} is cut." if ways else ""
 
     def carried(self) -> Carried:
-        """What was carried since the ranks began: of the latest run, or of all of those that stay."""
+        """Return what was forwarded since the ranks began: in the latest run, or in all of kept ranks."""
         told = self.latest()
         if told is None:
             raise SetupError("nothing was carried yet: this network is there while ranks are; run something first.")
         return told
 
     def latest(self) -> Carried | None:
-        """The same; None where nothing was."""
+        """Return what `carried` does; None if nothing was forwarded."""
         self._say()
         return self._told
 
     def begin(self) -> None:
-        """From here on a run's own bytes are counted."""
+        """Count a run's own bytes from here on."""
         told = self.latest()
         self._before = {(pair.source, pair.target): pair for pair in told.pairs} if told else {}
 
     def sent(self) -> list[dict[int, tuple[int, int]]]:
-        """Since `begin`, of each rank what it sent to each other: TCP's payload in bytes, and what it sent again."""
+        """Return for each rank what it has sent to each other since `begin`: TCP's payload in bytes, and again."""
         told = self.latest()
         found: list[dict[int, tuple[int, int]]] = [{} for _ in self._names]
         for pair in told.pairs if told else ():
@@ -173,7 +173,7 @@ class LiveNetwork:
         return found
 
     def connect(self, tuns: Sequence[int], pids: Sequence[int], on_loss: Callable[[], None]) -> SwitchProcess:
-        """A switch between fresh ranks, of which these are the devices and the processes."""
+        """Start a switch between fresh ranks, which have these devices and pids."""
         names = list(self._now.ports(self.packet_bytes))
         ranks = range(len(self._names))
         ways = [[a, b, [names.index(name) for name in self._now.way(a, b)]] for a in ranks for b in ranks if a != b]

@@ -36,7 +36,7 @@ _UBUNTU = "a recent Ubuntu needs sysctl kernel.apparmor_restrict_unprivileged_us
 
 
 class Seat(NamedTuple):
-    """One rank's place in a network: its number, how many there are, the largest packet and window in bytes."""
+    """One rank's address in a network: its number, how many there are, the largest packet and window in bytes."""
 
     rank: int
     ranks: int
@@ -45,7 +45,7 @@ class Seat(NamedTuple):
 
 
 class NotPermitted(Exception):
-    """This machine lets no process have a network of its own: why, in a sentence."""
+    """An error: this machine permits no network of a process's own. Its text says why."""
 
 
 def address(rank: int) -> str:
@@ -53,7 +53,7 @@ def address(rank: int) -> str:
 
 
 def enter(seat: Seat) -> int:
-    """Move this process, which has one thread, into a network of its own; its TUN's descriptor. Or NotPermitted."""
+    """Move this process, which has one thread, into a new network. Return its TUN. Or NotPermitted."""
     unshare()
     tun = _open_tun()
     _give_address(seat)
@@ -111,7 +111,7 @@ def _open_tun() -> int:
 
 
 def _request(of_address: str) -> bytes:
-    """A struct ifreq that sets one of the device's addresses."""
+    """Return a struct ifreq that sets one of the device's addresses."""
     return struct.pack("16sHH4s8x", DEVICE.encode(), socket.AF_INET, 0, socket.inet_aton(of_address))
 
 
@@ -125,7 +125,7 @@ def name_hosts(names: dict[str, str]) -> None:
 
 
 def refusal(how: str = "enter") -> str:
-    """Why no process of this machine may `enter` a network, or `unshare` one, in a sentence; "" if one may."""
+    """Return why no process may `enter` a network here, or `unshare` one; "" if one may."""
     if sys.platform != "linux":
         return "only Linux has network namespaces"
     command = [sys.executable, "-I", "-S", __file__, how]

@@ -1,4 +1,4 @@
-"""Network: which cables there are between the ranks, and which ports a packet passes on its way."""
+"""Network: the links between ranks, and the ports that a packet passes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from dlearn.errors import SetupError
 from dlearn.network.link import Link
 
 PACKET_SECONDS = 0.001
-"""A packet is what the slowest cable carries in this time: the switch has some 1,000 a second."""
+"""A packet is what the slowest link carries in this time: the switch has some 1,000 a second."""
 SMALLEST_PACKET, LARGEST_PACKET = 3000, 65_000
 QUEUE_PACKETS, WINDOW_PACKETS = 64, 48
-"""What a queue that nobody has stated has room for, at least; and what TCP may have on its way."""
+"""The room of a queue without a stated size, at least; and what TCP may have on its way."""
 
 
 Pair = tuple[int | str, int | str]
@@ -23,19 +23,19 @@ Pair = tuple[int | str, int | str]
 
 @dataclass(frozen=True, init=False)
 class Network:
-    """A cable from each rank to one switch: from rank to rank a message takes latency + bytes / rate.
+    """Links from each rank to one switch: from rank to rank a message takes latency + bytes / rate.
 
         Network(rate="1 Gbit/s", latency="100 us", queue="64 kB")
-        Network.star(["1 Gbit/s, 100 us", "10 Mbit/s, 5 ms"])                # a cable of its own for each rank
+        Network.star(["1 Gbit/s, 100 us", "10 Mbit/s, 5 ms"])                # a link of its own for each rank
         Network.racks([2, 2], inside="1 Gbit/s, 50 us", between="100 Mbit/s, 1 ms")
         Network.links({("ps", "a"): "10 Mbit/s, 5 ms"}, others="1 Gbit/s, 100 us")  # one link apart from the switch
 
-    A cable carries in both directions at the same time, each at its rate. A rank's own port holds its sender back; one
+    A link carries in both directions at the same time, each at its rate. A rank's own port holds its sender back; one
     towards a rank, or to and from a rack, has a queue, and what finds it full is lost: where several ranks send to one,
-    that is incast. Without a stated `queue` it has room for 64 packets, or for what fills the way there and back.
+    that is incast. Without a stated `queue` it has room for 64 packets, or for what one round trip holds.
     """
 
-    cables: tuple[Link, ...]
+    rank_links: tuple[Link, ...]
     """One for each rank, or one for all."""
     sizes: tuple[int, ...] = ()
     """How many ranks each rack has."""
@@ -57,38 +57,38 @@ class Network:
 
     def _set(
         self,
-        cables: tuple[Link, ...],
+        rank_links: tuple[Link, ...],
         sizes: tuple[int, ...] = (),
         between: Link | None = None,
         single: tuple[tuple[Pair, Link], ...] = (),
     ) -> Network:
-        values = {"cables": cables, "sizes": sizes, "between": between, "single": single}
+        values = {"rank_links": rank_links, "sizes": sizes, "between": between, "single": single}
         for name, value in values.items():
             object.__setattr__(self, name, value)
         return self
 
     @classmethod
     def of(cls, given: Network | Link | str) -> Network:
-        """A network as it is, or one of such cables."""
+        """Return a network as it is, or one with this link for each rank."""
         return given if isinstance(given, Network) else cls.__new__(cls)._set((Link.of(given),))
 
     @classmethod
-    def star(cls, cables: Sequence[Link | str]) -> Network:
-        """Each rank has a cable of its own to the switch. From one to another is half of each one's latency."""
-        if isinstance(cables, str) or not cables:
-            raise SetupError("a star has a list of cables, one for each rank.")
-        return cls.__new__(cls)._set(tuple(map(Link.of, cables)))
+    def star(cls, links: Sequence[Link | str]) -> Network:
+        """Give each rank a link of its own to the switch. From one to another is half of each one's latency."""
+        if isinstance(links, str) or not links:
+            raise SetupError("a star has a list of links, one for each rank.")
+        return cls.__new__(cls)._set(tuple(map(Link.of, links)))
 
     @classmethod
     def racks(cls, sizes: Sequence[int], *, inside: Link | str, between: Link | str) -> Network:
-        """Connect the first `sizes[0]` ranks by a switch, and so on; racks share the cables `between`."""
+        """Connect the first `sizes[0]` ranks by a switch, and so on; racks share the links `between`."""
         if not sizes or not all(isinstance(size, int) and size >= 1 for size in sizes):
             raise SetupError(f"racks have a list of sizes, such as [2, 2], not {sizes!r}.")
         return cls.__new__(cls)._set((Link.of(inside),), tuple(sizes), Link.of(between))
 
     @classmethod
     def links(cls, single: Mapping[Pair, Link | str], *, others: Link | str) -> Network:
-        """Give pairs of ranks, by number or name, a link of their own; all else has cables `others`."""
+        """Give pairs of ranks, by number or name, a link of their own; all else has links `others`."""
         for ends in single:
             if not isinstance(ends, tuple) or len(set(ends)) != 2:
                 raise SetupError(f"a single link is between two ranks, not {ends!r}.")
@@ -96,34 +96,34 @@ class Network:
         return cls.__new__(cls)._set((Link.of(others),), single=own)
 
     def fitted(self, names: Sequence[int | str]) -> Network:
-        """The same with one cable for each rank. SetupError if it is for others, or another number of them."""
+        """Return it with one link for each rank. SetupError if it does not fit these names."""
         ranks = len(names)
         for end in (end for ends, _ in self.single for end in ends):
             if end not in names:
                 raise SetupError(f"a single link leads to no rank {end!r}; its ranks are {list(names)}.")
         pairs = [sorted((names.index(a), names.index(b))) for (a, b), _ in self.single]
         numbered = tuple(((a, b), link) for (a, b), (_, link) in zip(pairs, self.single, strict=True))
-        has = sum(self.sizes) or (len(self.cables) if len(self.cables) > 1 else ranks)
+        has = sum(self.sizes) or (len(self.rank_links) if len(self.rank_links) > 1 else ranks)
         if has != ranks:
             raise SetupError(f"this network is for {has} ranks, and the cluster has {ranks}.")
-        cables = self.cables if len(self.cables) == ranks else self.cables * ranks
-        return Network.__new__(Network)._set(cables, self.sizes, self.between, numbered)
+        links = self.rank_links if len(self.rank_links) == ranks else self.rank_links * ranks
+        return Network.__new__(Network)._set(links, self.sizes, self.between, numbered)
 
     def changed(self, rank: int, words: str) -> Network:
-        """Of a fitted network: the same with another cable of that rank's."""
-        cables = list(self.cables)
-        cables[rank] = cables[rank].changed(words)
-        return Network.__new__(Network)._set(tuple(cables), self.sizes, self.between, self.single)
+        """Return a fitted network in which the link of one rank has changed."""
+        links = list(self.rank_links)
+        links[rank] = links[rank].changed(words)
+        return Network.__new__(Network)._set(tuple(links), self.sizes, self.between, self.single)
 
     @property
     def packet_bytes(self) -> int:
-        """The largest packet."""
+        """Return the size of the largest packet."""
         rates = [link.rate for link in self._links() if link.rate is not None]
         return round(min(LARGEST_PACKET, max(SMALLEST_PACKET, min(rates, default=1e10) / 8 * PACKET_SECONDS)))
 
     def ports(self, packet_bytes: int) -> dict[str, Link]:
-        """Every direction of every cable, each with its share of the way's latency; a rank's own has no queue."""
-        half = [_half(link) for link in self.cables]
+        """Return a port for each direction of each link, with its share of the latency; a rank's own has no queue."""
+        half = [_half(link) for link in self.rank_links]
         found = {f"from rank {rank}": replace(link, queue=None) for rank, link in enumerate(half)}
         found |= {f"to rank {rank}": self._with_queue(link, packet_bytes) for rank, link in enumerate(half)}
         if self.between is not None:
@@ -136,22 +136,22 @@ class Network:
 
     @property
     def window_bytes(self) -> int:
-        """What TCP may have on its way: more than fills the longest, and less than 200 ms of it, after
-        which TCP would take a packet for lost."""
+        """Return what TCP may have in flight: more than fills the longest path, and less than 200 ms of
+        it, after which TCP would take a packet for lost."""
         return round(max(WINDOW_PACKETS * self.packet_bytes, *(8 * self._on_the_way(link) for link in self._links())))
 
     def _links(self) -> list[Link]:
-        return [*self.cables, *([] if self.between is None else [self.between]), *dict(self.single).values()]
+        return [*self.rank_links, *([] if self.between is None else [self.between]), *dict(self.single).values()]
 
     def _on_the_way(self, link: Link) -> float:
-        """The bytes that this link's rate puts on a way there and back."""
+        """Return the bytes that this link's rate sends in one round trip."""
         return (link.rate or 0) / 8 * 2 * sum(each.latency + each.jitter for each in set(self._links()))
 
     def _with_queue(self, link: Link, packet_bytes: int) -> Link:
         return link if link.queue else replace(link, queue=max(QUEUE_PACKETS * packet_bytes, self._on_the_way(link)))
 
     def way(self, source: int, target: int) -> list[str]:
-        """The names of the ports that a packet passes."""
+        """Return the names of the ports that a packet passes."""
         if any({source, target} == set(ends) for ends, _ in self.single):
             return [_direct(source, target)]
         ends = list(accumulate(self.sizes))
@@ -161,9 +161,9 @@ class Network:
 
     def __str__(self) -> str:
         if self.between is not None:
-            return f"racks of {', '.join(map(str, self.sizes))}: {self.cables[0]}; between them {self.between}"
+            return f"racks of {', '.join(map(str, self.sizes))}: {self.rank_links[0]}; between them {self.between}"
         single = [f"between ranks {ends[0]} and {ends[1]} {link}" for ends, link in self.single]
-        return "; ".join([*map(str, dict.fromkeys(self.cables)), *single])
+        return "; ".join([*map(str, dict.fromkeys(self.rank_links)), *single])
 
 
 def _direct(source: int | str, target: int | str) -> str:
@@ -171,5 +171,5 @@ def _direct(source: int | str, target: int | str) -> str:
 
 
 def _half(link: Link) -> Link:
-    """One of the two ports of a way: both together are the link."""
+    """Return one of the two ports of a path: both together are the link."""
     return replace(link, latency=link.latency / 2, jitter=link.jitter / 2, loss=1 - (1 - link.loss) ** 0.5)

@@ -5,7 +5,7 @@ ways; each later line is a command, and has an answer. It ends when its connecti
 
 A packet enters a port, waits until those before it have left (or is dropped from a full queue), leaves
 at the port's rate, and is at the next port after the latency. That begins to pass it on before its last
-byte has come, unless it is faster: so a way of two equal ports takes as long as one cable.
+byte has come, unless it is faster: so a path of two equal ports takes as long as one link.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ clock = time.monotonic
 
 
 class Port:
-    """One direction of one cable, with what it has carried."""
+    """One direction of one link, with what it has forwarded."""
 
     def __init__(self, rate: float, latency: float, jitter: float, loss: float, queue: float | None) -> None:
         self.free = self.last = self.left = self.until = 0.0
@@ -57,7 +57,7 @@ class Port:
         self.set(rate, latency, jitter, loss, queue)
 
     def set(self, rate: float, latency: float, jitter: float, loss: float, queue: float | None) -> None:
-        """`rate` in bytes a second (0: without limit), `queue` in bytes (None: whoever sends waits)."""
+        """Set `rate` in bytes a second (0: no limit), and `queue` in bytes (None: the sender waits)."""
         pace = 1 / rate if rate else 0.0
         if pace != self.pace:  # What was carried at another rate says nothing about this one.
             self.pace, self.full_bytes, self.full_seconds = pace, 0.0, 0.0
@@ -65,14 +65,14 @@ class Port:
         self.room = float("inf") if queue is None or not rate else queue * self.pace
 
     def told(self) -> dict[str, float]:
-        """What the port has carried: bytes, and those of them that left right behind another, in so many seconds."""
+        """Return what the port has forwarded: bytes, and those that left right behind another, in how many seconds."""
         counted = {name: getattr(self, name) for name in _COUNTED}
         deepest = round(self.deepest / self.pace) if self.pace else 0
         return counted | {"deepest": deepest, "late": self.late / max(1, self.packets)}
 
 
 class Way:
-    """What one rank has sent to one other: payload of TCP once, what was sent again, and what never came."""
+    """The path from one rank to another: TCP's payload once, what was sent again, and what was dropped."""
 
     def __init__(self, ports: list[Port]) -> None:
         self.ports, self.cut = ports, False
@@ -80,7 +80,7 @@ class Way:
         self._next: dict[int, int] = {}
 
     def count(self, packet: bytes) -> bool:
-        """Whether it is a mere acknowledgement, which passes queued packets, as in Linux's fair queues."""
+        """Count a packet. Return whether it is a mere acknowledgement: these pass queued packets, as in Linux."""
         self.packets += 1
         head = (packet[0] & 15) * 4
         if packet[9] != _TCP or len(packet) < head + _SHORTEST:
@@ -142,12 +142,12 @@ class Straggler:
         os.close(self._handle)
 
     def told(self) -> list[float]:
-        """Seconds that it has computed, and that it was stopped."""
+        """Return the seconds that it has computed, and those that it was stopped."""
         return [self.computed - self._began, self.slept]
 
 
 class Switch:
-    """Reads packets from the ranks' TUNs, and writes each to its rank's when it is due."""
+    """A switch that reads packets from the ranks' TUNs, and writes each to its rank's when it is due."""
 
     def __init__(self, control: socket.socket, plan: dict[str, Any], tuns: list[int]) -> None:
         self.control, self.tuns = control, tuns
@@ -162,7 +162,7 @@ class Switch:
         self.stragglers: dict[int, Straggler] = {}
 
     def serve(self) -> None:
-        """Until the other end of the control connection is closed."""
+        """Forward packets until the other end of the control connection is closed."""
         rank_of = {tun: rank for rank, tun in enumerate(self.tuns)}
         ends = [self.control.fileno(), *self.tuns]
         while True:
@@ -202,7 +202,7 @@ class Switch:
                 self._enter(now, 0, packet, way, now, passes)
 
     def _pass_on(self) -> None:
-        """All that is due now goes to its next port, or to its rank."""
+        """Send what is due now to its next port, or to its rank."""
         now = clock()
         while self.due and self.due[0][0] <= now and not self.paused_at:
             at, _, hop, packet, way, last, left, follows = heapq.heappop(self.due)
@@ -227,7 +227,7 @@ class Switch:
                 os.write(self.tuns[packet[19] - 1], packet)
 
     def _enter(self, at: float, hop: int, packet: bytes, way: Way, last: float, passes: bool = False) -> None:
-        """A packet, whose last byte comes at `last`, comes to a port at `at`; it may pass those that wait there."""
+        """Queue a packet at a port, from `at` on; its last byte arrives at `last`. It may pass others."""
         port, size = way.ports[hop], len(packet)
         if port.loss and random.random() < port.loss:
             port.lost += 1
@@ -265,7 +265,7 @@ class Switch:
     # Commands ---------------------------------------------------------------------------------------------------------
 
     def _obey(self) -> bool:
-        """Carry out the commands that have come; False if no more will."""
+        """Carry out the commands that have arrived. Return False if no more will."""
         with suppress(ConnectionError):  # The notebook has ended.
             self.words += (more := self.control.recv(LARGEST_BYTES))
             *lines, self.words = self.words.split(b"\n")
@@ -278,7 +278,7 @@ class Switch:
     def _carry_out(
         self, ports: list[Any], cut: list[Any], paused: bool, stragglers: list[tuple[int, float]]
     ) -> dict[str, Any]:
-        """Take over how the network is to be now; the answer is what it has carried so far."""
+        """Set how the network is to be; return what it has forwarded so far."""
         self._slow_down(dict(stragglers))
         for port, each in zip(self.ports, ports, strict=True):
             port.set(*each)
@@ -302,7 +302,7 @@ class Switch:
         }
 
     def _slow_down(self, factors: dict[int, float]) -> None:
-        """From now on these processes compute slowly, each by its factor, and no other does."""
+        """Slow these processes down, each by its factor, and no other."""
         for pid in [pid for pid, each in self.stragglers.items() if factors.get(pid) != each.factor]:
             self.stragglers.pop(pid).end()
         for pid in factors.keys() - self.stragglers:
@@ -310,7 +310,7 @@ class Switch:
                 self.stragglers[pid] = Straggler(pid, factors[pid])
 
     def _go_on(self, seconds: float) -> None:
-        """Time stood still for so long."""
+        """Move all times on by the length of a pause."""
         self.paused_at = 0.0
         self.due = [
             (at + seconds, n, hop, packet, way, last + seconds, left and left + seconds, follows)

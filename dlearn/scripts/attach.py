@@ -18,7 +18,7 @@ _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 
 def attach() -> None:
-    """A guest: whatever goes wrong, the program goes on, and stderr says that it is not recorded."""
+    """Record this process. Whatever goes wrong, the program goes on, and stderr says that it is not recorded."""
     order = order_of_process()
     if order is None:
         return
@@ -60,7 +60,7 @@ def _record(order: Order) -> None:
 
 
 def _end_with_launcher(order: Order) -> None:
-    """No orphans: if `dlearn run` is killed, what it started is told to end."""
+    """Have the system send SIGTERM to this process if `dlearn run` is killed: no orphans."""
     if sys.platform != "linux" or os.getppid() != order.launcher:
         return
     import ctypes

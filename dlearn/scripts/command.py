@@ -100,7 +100,7 @@ _ALONE = ("--graph", "--gather", "--live", "--hold")
 
 
 def _take_own_options(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Our options, which may stand among torchrun's; and the rest, untouched."""
+    """Return our options, which may stand among torchrun's, and the rest, untouched."""
     own: dict[str, str] = {}
     rest = list(arguments)
     place = 0
@@ -126,7 +126,7 @@ def _take_own_options(arguments: Sequence[str]) -> tuple[dict[str, str], list[st
 
 
 def _takes_value(name: str) -> bool:
-    """Whether this option of torchrun's, which may be shortened, has one. If there is none, torchrun will say so."""
+    """Return whether this option of torchrun's, which may be shortened, takes a value."""
     optional("torch", needed_by=f"dlearn run {name}")
     from torch.distributed.run import get_args_parser
 
@@ -186,7 +186,7 @@ def _default_folder(rest: Sequence[str]) -> str:
 
 
 def _make(folder: Path) -> list[Path]:
-    """Make it now: that it cannot be made is known before the job runs. What is new, the innermost first."""
+    """Make the folder before the job runs. Return the new folders, the innermost first."""
     try:
         new = [each for each in (folder, *folder.parents) if not each.exists()]
         if not new and not folder.is_dir():
@@ -212,7 +212,7 @@ def _lock(folder: Path) -> None:
 
 
 def _refuse_old_trace(folder: Path, *, several_hosts: bool) -> None:
-    """On a shared disk the other hosts may have begun to write."""
+    """Raise WrongArguments if the folder holds a trace; on a shared disk, one of this host."""
     mine = f"{socket.gethostname()}-*.jsonl" if several_hosts else "*.jsonl"
     for old in folder.glob(mine):
         holds = f"{folder} holds a trace already ({old.name})"
@@ -223,7 +223,7 @@ def _refuse_old_trace(folder: Path, *, several_hosts: bool) -> None:
 
 
 def _python(rest: Sequence[str]) -> tuple[int, dict[int, int]]:
-    """The script alone, as `python script.py` runs it: its exit status, and how its process ended."""
+    """Run the script as `python script.py` does. Return its exit status, and how its process ended."""
     module = rest[0] in _MODULE
     if module and len(rest) < 2:
         raise WrongArguments("dlearn run -m needs the name of a module.")
@@ -251,14 +251,14 @@ def _check_script(name: str) -> None:
 
 
 def _in_front_of_a_terminal() -> bool:
-    """Whether Ctrl-C goes to the script itself, too: to all that the terminal's foreground holds."""
+    """Return whether Ctrl-C reaches the script itself: both are in the terminal's foreground."""
     with suppress(OSError), open("/dev/tty") as terminal:
         return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
     return False
 
 
 def _torchrun(args: Any) -> tuple[int, dict[int, int]]:
-    """As torchrun does it, in this process: the status of the first rank that failed, and those of all that did."""
+    """Run torchrun in this process. Return the status of the first rank that failed, and of all that did."""
     from torch.distributed import run as engine
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -295,7 +295,7 @@ def _note_exit(folder: Path, pid: int, status: int) -> None:
 
 
 def _die_by(number: int) -> NoReturn:
-    """End as the script did, so that whoever waits for us sees the same."""
+    """End by the same signal as the script, so that the parent sees the same status."""
     if sys.platform != "win32":
         import resource
 

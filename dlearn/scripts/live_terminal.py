@@ -72,5 +72,5 @@ def _painted(lines: list[str], height: int) -> str:
 
 
 def _write(text: str) -> None:
-    """In one piece: other processes write to this terminal, too."""
+    """Write in one piece: other processes write to this terminal, too."""
     os.write(2, text.encode(errors="replace"))

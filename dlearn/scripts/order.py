@@ -10,7 +10,7 @@ VARIABLE = "DLEARN_RUN"
 
 
 class Order(msgspec.Struct, frozen=True):
-    """Record into `folder`. `job` is "" where other hosts take part; at `gate` calls wait."""
+    """The options of a recorded job. `job` is "" where other hosts take part; at `gate` calls wait."""
 
     folder: str
     job: str
@@ -23,13 +23,13 @@ class Order(msgspec.Struct, frozen=True):
     gate: str = ""
 
     def environment(self) -> dict[str, str]:
-        """What the job's processes get beside their own."""
+        """Return the variables that the job's processes get in addition."""
         site = os.path.join(os.path.dirname(__file__), "site")
         path = [site, *filter(None, [os.environ.get("PYTHONPATH")])]
         return {VARIABLE: msgspec.json.encode(self).decode(), "PYTHONPATH": os.pathsep.join(path)}
 
 
 def order_of_process() -> Order | None:
-    """The order that this process stands under, if any."""
+    """Return the options of the job that this process belongs to, if any."""
     text = os.environ.get(VARIABLE)
     return msgspec.json.decode(text, type=Order) if text else None

@@ -47,7 +47,7 @@ class HeldScript(HeldJob):
 
 @contextmanager
 def held_at_a_prompt(folder: Path) -> Iterator[HeldScript]:
-    """While the block lasts, the standard input is the prompt's, and the script has none."""
+    """Read commands from the standard input while the block lasts; the script has none."""
     job, over = HeldScript(folder), threading.Event()
     mine, nothing = os.dup(0), os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

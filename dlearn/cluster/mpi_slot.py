@@ -1,4 +1,4 @@
-"""A rank's seat in an MPI job: it takes the seat with its first call, and gives it up when it ends in order."""
+"""A rank's slot in an MPI job: it joins with its first call, and leaves when it ends in order."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import sys
 from multiprocessing.connection import Connection
 
-from dlearn.cluster.descriptors import receive_descriptor
+from dlearn.cluster.rank_protocol import receive_descriptor
 from dlearn.errors import SetupError
 
 SHARED_MEMORY = {"UCX_TLS": "self,sm"}
@@ -16,15 +16,15 @@ _descriptor: int | None = None
 
 
 def receive(control: Connection) -> None:
-    """Take the rank's connection to the manager of its job, which comes behind its first call."""
+    """Receive the rank's connection to the manager of its job, which follows its first call."""
     global _descriptor
     if _descriptor is None:
         _descriptor = receive_descriptor(control)
         os.set_inheritable(_descriptor, False)
 
 
-def take(rank: int, world_size: int) -> None:
-    """Join the MPI job: from now on there is MPI.COMM_WORLD. All ranks do so at the start of a call."""
+def join(rank: int, world_size: int) -> None:
+    """Join the MPI job at the start of a call. SetupError without MPICH, or if MPI has been finalized."""
     for name, value in SHARED_MEMORY.items():
         os.environ.setdefault(name, value)
     os.environ.update(PMI_RANK=str(rank), PMI_SIZE=str(world_size))
@@ -48,7 +48,7 @@ def take(rank: int, world_size: int) -> None:
 
 
 def leave() -> None:
-    """Before the process ends: all ranks of the job leave it together. A rank that fails is ended instead."""
+    """Leave the job, together with all other ranks. A rank that fails is ended instead."""
     if "mpi4py.MPI" not in sys.modules:
         return
     import torch.distributed as dist

@@ -1,0 +1,110 @@
+"""Ranks in networks of their own: private ones, and ones of a chosen speed.
+
+A client that connects to a worker of torch's RPC can have it run anything, with its user's rights,
+and a store of torch's accepts every client. So the first private rank makes a user and a network
+namespace with nothing in it but loopback, and the others follow it: no other process reaches them,
+and they have no way out. On a network of a chosen speed each rank has a namespace of its own, and a
+switch between them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+
+from dlearn.cluster import warm_pool
+from dlearn.cluster.fork_server import StartMethod
+from dlearn.cluster.rank_process import RankGroup, RankProcess, start_rank
+from dlearn.cluster.rank_protocol import LOOPBACK, receive_descriptor
+from dlearn.errors import SetupError
+from dlearn.network import namespace
+from dlearn.network.live import LiveNetwork, SwitchProcess
+from dlearn.network.namespace import NotPermitted, Seat
+
+
+def start_private(count: int, method: StartMethod) -> list[RankProcess]:
+    """Start ranks in one network that no other process is in. NotPermitted where there can be none."""
+    if sys.platform != "linux":
+        raise NotPermitted("only Linux has network namespaces")
+    with warm_pool.ended_on_error() as ranks:
+        ranks.append(start_rank(method, partial(enclose, None), LOOPBACK))
+        _check_entered(ranks)
+        while len(ranks) < count:
+            ranks.append(start_rank(method, partial(enclose, ranks[0].pid), LOOPBACK))
+        _check_entered(ranks[1:])
+        return ranks
+
+
+def _check_entered(ranks: Sequence[RankProcess]) -> None:
+    for rank in ranks:
+        if refusal := rank.refusal():
+            raise NotPermitted(refusal)
+
+
+def enclose(first: int | None) -> None:
+    """Move this process, of one thread, into a new network, or into that of the process `first`."""
+    if first is None:
+        namespace.unshare()
+        namespace.bring_up(b"lo")
+    else:
+        _follow(first)
+    namespace.name_hosts({"127.0.0.1": f"localhost {socket.gethostname()}"})
+
+
+def _follow(first: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    refused = "the first rank's network cannot be entered"
+    with ExitStack() as opened:
+        try:
+            user = opened.enter_context(open(f"/proc/{first}/ns/user"))
+            network = opened.enter_context(open(f"/proc/{first}/ns/net"))
+        except OSError as error:
+            raise NotPermitted(f"{refused} ({error.strerror})") from None
+        entered = not libc.setns(user.fileno(), 0) and not libc.setns(network.fileno(), 0)
+        if not entered or libc.unshare(namespace.NEW_MOUNTS):
+            raise NotPermitted(f"{refused} ({os.strerror(ctypes.get_errno())})")
+
+
+class SwitchedGroup(RankGroup):
+    """Ranks between which a switch forwards packets; it ends with the last of them."""
+
+    def __init__(self, network: LiveNetwork, switch: SwitchProcess, pids: Sequence[int]) -> None:
+        self._network, self._switch, self._pids = network, switch, set(pids)
+
+    @property
+    def loss(self) -> str:
+        return "lost its network: the switch has ended" if self._switch.lost else ""
+
+    def stop_slowing(self) -> None:
+        self._network.let_compute()
+
+    def closed(self, rank: RankProcess) -> None:
+        self._pids.discard(rank.pid)
+        if not self._pids:
+            self._switch.close()
+
+
+def start_switched(network: LiveNetwork, count: int, method: StartMethod) -> list[RankProcess]:
+    """Start ranks in a network each, and a switch between them. SetupError where that is not permitted."""
+    with ExitStack() as opened, warm_pool.ended_on_error() as ranks:
+        for rank in range(count):
+            seat = Seat(rank, count, network.packet_bytes, network.asked.window_bytes)
+            enter = partial(namespace.enter, seat)
+            ranks.append(start_rank(method, enter, namespace.address(0)))
+        devices = []
+        for started in ranks:
+            if refusal := started.refusal():
+                raise SetupError(f"ranks cannot have a network of their own on this machine: {refusal}.")
+            devices.append(receive_descriptor(started.control))
+            opened.callback(os.close, devices[-1])
+        pids = [started.pid for started in ranks]
+        switch = network.connect(devices, pids, partial(warm_pool.kill_all, tuple(ranks)))
+        group = SwitchedGroup(network, switch, pids)
+        for started in ranks:
+            started.group = group
+        return ranks
