@@ -104,7 +104,11 @@ def start_switched(network: LiveNetwork, count: int, method: StartMethod) -> lis
             opened.callback(os.close, devices[-1])
         pids = [started.pid for started in ranks]
         switch = network.connect(devices, pids, partial(warm_pool.kill_all, tuple(ranks)))
-        group = SwitchedGroup(network, switch, pids)
-        for started in ranks:
-            started.group = group
+        try:
+            group = SwitchedGroup(network, switch, pids)
+            for started in ranks:
+                started.group = group
+        except BaseException:
+            switch.close()
+            raise
         return ranks
