@@ -1,6 +1,6 @@
-"""What a held rank does between two of its calls: it computes, or waits inside a call of torch's.
+"""Activity of a paused rank between two of its calls: it computes, or waits inside a call of torch.
 
-Read off the stacks of its threads when the other end of the gate asks, so that calls pay nothing for it.
+Read off the stacks of its threads when the gate's server asks, so that calls pay nothing for it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _WAITS = (
 )
 """Code whose innermost function, while it lasts, waits for another rank or for another thread."""
 _SPINS = os.path.join(_DLEARN, "hooks", "mpi", "")
-"""MPI asks again and again whether a message has come, and runs all the time that it waits."""
+"""MPI asks repeatedly whether a message has arrived, and runs all the time that it waits."""
 _ENGINE = autograd_graph._engine_run_backward.__code__
 _HANDLER = internal._run_function.__code__
 
@@ -39,8 +39,8 @@ _HANDLER = internal._run_function.__code__
 class Activity(NamedTuple):
     """Whether the program computes, or runs a function that another rank called by RPC.
 
-    `active_ns` is how long its threads have run, or been ready to run, since they began. It tells an autograd engine
-    that computes from one that waits: both show the same stack.
+    `active_ns` is how long its threads have run, or been ready to run, since they began. It separates an autograd
+    engine that computes from one that waits: both show the same stack.
     """
 
     computes: bool
@@ -59,7 +59,7 @@ def look(*, function_over: bool) -> Activity:
 
 
 def _computes(frame: FrameType) -> bool:
-    """Whether this innermost function of a thread is the program's own, or torch's on a single rank."""
+    """Return whether a thread's innermost function is the program's, or torch's on one rank."""
     return frame.f_code is not _ENGINE and not frame.f_code.co_filename.startswith(_WAITS)
 
 

@@ -35,7 +35,7 @@ from dlearn.hooks.patches import Patches
 
 
 class Caller(NamedTuple):
-    """The caller of an operation. `bucket_index`: of the bucket for which DDP has called a communication hook above."""
+    """The caller of an operation; `bucket_index` is that of the communication hook above it."""
 
     site: str
     phase: str
@@ -70,11 +70,11 @@ _FX_CODE = "<eval_with_key>"
 """The first characters of the file name of code that torch.fx makes while it compiles."""
 
 cell_names: dict[str, str] = {}
-"""File name of a notebook cell's code -> label of the cell, "In[3]". Filled by the cluster."""
+"""File name of a notebook cell's code -> the cell's label, "In[3]". Set by the cluster."""
 
 
 def caller(frame: FrameType | None) -> Caller:
-    """Find phase (forward, backward, ...), line and more of a call, by the stack above `frame`, the hook's own."""
+    """Find phase, line and more of a call by the stack above `frame`, the hook's own."""
     task = torch._C._current_graph_task_id()
     backward = task if task >= 0 else None
     # The innermost function that is not ours made the call.
@@ -97,7 +97,7 @@ def caller(frame: FrameType | None) -> Caller:
 
 
 def install(emit: Emit) -> Undo:
-    """Remember the caller that submits work to a pool of threads: on its thread no user code is on the stack."""
+    """Remember the caller that submits work to a pool, whose threads run no user code."""
 
     def submitted(result: None, item: Any, *args: Any, **kwargs: Any) -> None:
         phase, site = _phase_and_site(sys._getframe(1))
@@ -109,7 +109,7 @@ def install(emit: Emit) -> Undo:
 
 
 def site_of_thread(thread: int) -> str:
-    """Return the line of user code that this thread is at, "train.py:31"; empty if there is none."""
+    """Return the line of user code that this thread is at, "train.py:31", or ""."""
     return _phase_and_site(sys._current_frames().get(thread))[1]
 
 
@@ -151,7 +151,7 @@ def _walk(
 
 
 def _bucket_of(called_by_cpp: FrameType | None) -> int | None:
-    """Return the bucket that a communication hook was called for, by the engine or at the bottom of torch's thread.
+    """Return the bucket for which the engine, or a thread of torch, called a hook.
 
     Torch's PowerSGD keeps no more than its index for the callbacks that go on when the first all-reduce is done.
     """

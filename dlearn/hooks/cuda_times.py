@@ -1,4 +1,4 @@
-"""When a GPU really did what the CPU had only launched: CUDA events around collectives, stretches and gradients.
+"""The times at which a GPU ran what the CPU launched: CUDA events around collectives, phases and gradients.
 
 Of NCCL a call returns, and its future completes, when the kernel is queued: what the host sees is no end. An event that
 is recorded on a stream is passed by the GPU when all before it is done, and two events tell the time between them.
@@ -74,7 +74,7 @@ class CudaTimes:
         self._off = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1"
 
     def mark(self, device: torch.device | None) -> Mark | None:
-        """Where the current stream of this GPU is now; None of another device, or where it cannot be told."""
+        """Mark where this GPU's current stream is now; None where no event can be recorded."""
         if device is None or device.type != "cuda" or self._off:
             return None
         try:
@@ -89,7 +89,7 @@ class CudaTimes:
             return None
 
     def collective(self, number: int, begun: Mark, work: Work | None, group: str) -> None:
-        """Event `number` is over when its Work's future is, on the GPU; without a Work when its stream is here."""
+        """Note the end of event `number`: its Work's future on the GPU, or else its stream now."""
         if work is None:
             self.between(number, begun, self.mark(begun.device), blocks=True)
             return
@@ -101,7 +101,7 @@ class CudaTimes:
             self.between(number, begun, ended)
 
     def between(self, number: int, begun: Mark | None, ended: Mark | None, *, blocks: bool = False) -> None:
-        """What event `number` launched lies between these two; it `blocks` the stream that called it."""
+        """Note that event `number` ran between these two; it `blocks` the stream of its caller."""
         if begun is not None and ended is not None and number >= 0 and len(self._pending) < MOST_PENDING:
             self._pending.append((number, begun, ended, blocks))
         self._look(most=8)
@@ -124,13 +124,13 @@ class CudaTimes:
             self._looking.release()
 
     def _stream(self, device: torch.device, group: str) -> Any:
-        """A stream of our own: of a group, whose operations follow each other; that of "" never waits for anything."""
+        """Return our own stream of a group, whose operations are in order; that of "" never waits."""
         if (device, group) not in self._streams:
             self._streams[device, group] = self._cuda.Stream(device=device, priority=OWN_PRIORITY)
         return self._streams[device, group]
 
     def _read(self, device: torch.device, *, now: bool = False) -> _Reading | None:
-        """The last reading of this GPU's clock; a new one, the best of some, where that is old."""
+        """Return the last reading of this GPU's clock; if that is old, the best of some new ones."""
         last = self._readings.get(device)
         if self._clock() < self._due_ns.get(device, 0) and not now:
             return last
@@ -146,7 +146,7 @@ class CudaTimes:
         return new
 
     def _look_at_clock(self, stream: Any) -> tuple[Any, int, int]:
-        """An event that was passed between two moments of the host, if it was passed at all."""
+        """Return an event that was passed between two moments of the host, if it was passed."""
         event = self._cuda.Event(enable_timing=True)
         before = after = self._clock()
         event.record(stream)
@@ -155,7 +155,7 @@ class CudaTimes:
         return event, before, self._clock()
 
     def close(self) -> None:
-        """At the end of the recording: what the GPU has passed or soon does, and its clock once more."""
+        """Write what the GPU has passed or soon passes, and read its clock once more."""
         try:
             deadline = time.monotonic() + self.CLOSE_SECONDS
             self._look(most=MOST_PENDING)
@@ -169,7 +169,7 @@ class CudaTimes:
         self.forget()
 
     def forget(self) -> None:
-        """In a forked child nothing of CUDA can be used."""
+        """Forget all in a forked child, where nothing of CUDA can be used."""
         self._pending.clear()
         self._readings.clear()
         self._due_ns.clear()

@@ -1,7 +1,7 @@
-"""Where a call of a held job waits, before it is handed to torch. The other end is dlearn/live/keeper.py.
+"""The client of the gate at which calls of a paused job wait. The server is dlearn/live/keeper.py.
 
-A line of JSON says what waits. A line back lets it through, opens the gate, or asks what this rank
-does. If the connection ends before the gate was opened, the other end was killed: nothing goes on.
+A line of JSON says which call waits. A line back lets it through, opens the gate, or asks what this rank does. If the
+connection ends before the gate was opened, the server was killed, and this rank ends, too.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from dlearn.hooks.host import Host
 
 NO_TIMEOUT = timedelta(days=20)
-"""Of process groups: who was let through waits inside torch for those that were not. (Some count it in 31 bits.)"""
+"""Of process groups: a call that was let through waits inside torch for others. (Some count it in 31 bits.)"""
 
 END_SECONDS = 5.0
-"""So long a rank waits for its launcher to end it and its children, before it ends itself."""
+"""How long a rank waits for its launcher to end it and its children, before it ends itself."""
 
 current: Gate | None = None  # The gate of this process, while it is held.
 
@@ -41,7 +41,7 @@ class Gate:
 
     def __init__(self, address: str, emit: Host) -> None:
         self._address, self._emit = address, emit
-        self._way = socket.socket(socket.AF_UNIX)
+        self._socket = socket.socket(socket.AF_UNIX)
         self._sending = threading.Lock()
         self._numbers = itertools.count(1)
         self._waiting: dict[int, threading.Event] = {}
@@ -52,10 +52,10 @@ class Gate:
         self.met = False
 
     def meet(self, rank: int, size: int) -> None:
-        """Tell the other end who comes."""
+        """Connect, and report which rank this is."""
         self.met = True
         try:
-            self._way.connect(self._address)
+            self._socket.connect(self._address)
         except FileNotFoundError:
             self._open = True  # The job was over before this process came.
         except OSError as error:
@@ -64,30 +64,30 @@ class Gate:
         threading.Thread(target=self._listen, daemon=True, name="dlearn-gate").start()
 
     def wait(self, op: str, to: int | str | None, payload_bytes: int) -> None:
-        """Return when this call may go on. `to` is a rank of the cluster, or an RPC worker's name."""
+        """Wait until this call may go on. `to` is a rank, or the name of an RPC worker."""
         if self._open or (self._function_over and threading.current_thread() is threading.main_thread()):
-            return  # (The main thread may be shutting RPC down, which is nobody's call.)
+            return  # (The main thread may be shutting RPC down, which is no call of the program.)
         self.noted()  # What this thread did before may not be recorded at all.
         made_by = caller(sys._getframe())
         arrived = threading.Event()
         with self._sending:
             if not self.met:
                 forget_rpc_timeout()
-                self.meet(*_who_am_i())
+                self.meet(*_rank_and_size())
             number = next(self._numbers)
             self._waiting[number] = arrived
             call = {"number": number, "op": op, "to": to, "bytes": payload_bytes, "site": made_by.site}
             call |= {"phase": made_by.phase, "bucket": made_by.bucket_index, "spans": self._emit.span_names()}
             self._send(call)
         if self._open:
-            return  # Since we looked; who opened it may not have seen this call.
+            return  # It was opened meanwhile, and this call may not have been seen.
         span = self._emit.event(Span, name=f"held before {op}", held=op)
         arrived.wait()
         self._emit.end(span, by="return")
         self._let_through[threading.get_ident()] = number
 
     def noted(self) -> None:
-        """Tell the other end that the call of this thread that was let through is in the records."""
+        """Report that the call of this thread that was let through is in the trace now."""
         number = self._let_through.pop(threading.get_ident(), None)
         if number is not None:
             with self._sending:
@@ -101,17 +101,17 @@ class Gate:
     def close(self) -> None:
         self._open = True
         with suppress(OSError):
-            self._way.shutdown(socket.SHUT_RDWR)
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def _send(self, line: dict[str, Any]) -> None:
         with suppress(OSError):  # The other end is gone: `_listen` hears of it.
-            self._way.sendall(json.dumps(line).encode() + b"\n")
+            self._socket.sendall(json.dumps(line).encode() + b"\n")
 
     def _listen(self) -> None:
-        with suppress(OSError), self._way.makefile("rb") as lines:
+        with suppress(OSError), self._socket.makefile("rb") as lines:
             for line in lines:
                 self._hear(line)
-        self._way.close()
+        self._socket.close()
         if not self._open:
             _end_this_rank()
         self._open_up()
@@ -133,7 +133,7 @@ class Gate:
 
 
 def _end_this_rank() -> None:
-    """The process that held this job was killed. A cluster ends its ranks, and their children."""
+    """End this rank if its launcher does not: the process that paused this job was killed."""
     with suppress(OSError):
         print("dlearn: what held this job was killed: this rank ends", file=sys.stderr, flush=True)
     time.sleep(END_SECONDS)
@@ -141,8 +141,8 @@ def _end_this_rank() -> None:
     (os.killpg if group else os.kill)(os.getpid(), signal.SIGKILL)
 
 
-def _who_am_i() -> tuple[int, int]:
-    """The rank that this process has taken, and how many there are: by its process group, else by RPC."""
+def _rank_and_size() -> tuple[int, int]:
+    """Return this process's rank and the number of ranks, by its process group, else by RPC."""
     if distributed_c10d.is_initialized():
         return distributed_c10d.get_rank(), distributed_c10d.get_world_size()
     from torch._C._distributed_rpc import _get_current_rpc_agent
@@ -151,12 +151,12 @@ def _who_am_i() -> tuple[int, int]:
 
 
 def forget_timeouts() -> None:
-    """Process groups that are made from now on wait for who is held; a timeout that the program gives stays its own."""
+    """Let new process groups wait for paused ranks, unless the program gives a timeout."""
     distributed_c10d.default_pg_timeout = NO_TIMEOUT
 
 
 def forget_rpc_timeout() -> None:
-    """Who calls by RPC waits for ever for who is held."""
+    """Let calls by RPC wait for paused ranks for ever."""
     if rpc.is_available():
         from torch._C._distributed_rpc import _is_current_rpc_agent_set, _set_rpc_timeout
 
@@ -165,7 +165,7 @@ def forget_rpc_timeout() -> None:
 
 
 def meet(address: str, rank: int, size: int, emit: Host) -> None:
-    """Every call of this process waits from now on."""
+    """Make every call of this process wait from now on."""
     global current
     forget_rpc_timeout()
     current = Gate(address, emit)
@@ -173,19 +173,19 @@ def meet(address: str, rank: int, size: int, emit: Host) -> None:
 
 
 def expect(address: str, emit: Host) -> None:
-    """Every call of this process waits from now on; which rank it is, is known with the first."""
+    """Make every call of this process wait from now on; its rank is known with the first call."""
     global current
     current = Gate(address, emit)
 
 
 def function_over() -> None:
-    """What the main thread sends from now on is torch's own end."""
+    """Report that the rank's function is over: its main thread only sends what ends torch."""
     if current is not None:
         current.function_over()
 
 
 def leave() -> None:
-    """Nothing waits any more."""
+    """Let every call go on from now on."""
     global current
     if current is not None:
         current.close()
@@ -193,7 +193,7 @@ def leave() -> None:
 
 
 def _forked() -> None:
-    """The copy of a rank is none, and its calls wait for nothing; that of a launcher is one."""
+    """Drop the gate in a forked child of a rank; a child of a launcher is a rank itself."""
     global current
     if current is not None and current.met:
         current = None

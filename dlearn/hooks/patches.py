@@ -52,7 +52,7 @@ class Patches(ExitStack):
         self.replace(owner, name, make)
 
     def around(self, emit: Emit, owner: Any, name: str, *, before: _Watch = None, after: _Watch = None) -> None:
-        """Call `before` with the arguments and `after` with the result and them; neither can break the call."""
+        """Call `before` with the arguments, `after` with result and arguments, both guarded."""
 
         def call(original: Any, *args: Any, **kwargs: Any) -> Any:
             if before is not None:
@@ -66,7 +66,7 @@ class Patches(ExitStack):
 
 
 def guarded(emit: Emit, where: str, do: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Return what `do` returns. Its errors go to `emit.failed`, never to the program; then return None."""
+    """Return what `do` returns; None if it raises, which is reported to `emit.failed`."""
     try:
         return do(*args, **kwargs)
     except Exception as error:
@@ -75,7 +75,7 @@ def guarded(emit: Emit, where: str, do: Callable[..., Any], *args: Any, **kwargs
 
 @contextmanager
 def ended(emit: Emit, number: int | None) -> Iterator[dict[str, Any]]:
-    """Report the end of event `number`, unless that is None: with the facts put into the dict, or the error."""
+    """Report the end of event `number`, if any, with the facts put into the dict or the error."""
     facts: dict[str, Any] = {}
     try:
         yield facts

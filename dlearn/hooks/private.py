@@ -1,6 +1,6 @@
 """The private names of torch that hooks stand on. torch may drop any of them in its next release, without a word.
 
-So they are asked for here, all of them, before any hook uses one: a torch that does not fit is told in one sentence.
+So all of them are looked up here, before any hook uses one: a torch that does not fit is refused in one sentence.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ NAMES = {
 
 
 def unfit(why: str) -> SetupError:
-    """The installed torch is not one that can be recorded."""
+    """Make the error that says why the installed torch cannot be recorded."""
     return SetupError(
         f"dlearn cannot record with torch {torch.__version__}: {why}."
         f" Install torch {TRIED}; for a newer one, look for a newer dlearn."
@@ -58,7 +58,7 @@ def unfit(why: str) -> SetupError:
 
 
 def ask_for_names() -> None:
-    """SetupError if the installed torch lacks one of the names."""
+    """Raise SetupError if the installed torch lacks one of the names."""
     for module, names in NAMES.items():
         for name in names.split():
             try:
@@ -71,7 +71,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def untraced(function: F) -> F:
-    """Neither this function nor what it calls is compiled; hooks run below compiled code, and are no part of it.
+    """Exclude this function, and all that it calls, from torch.compile: hooks run below compiled code.
 
     The same as `torch.compiler.disable`, which would import torch._dynamo (seconds) in every job that we record.
     """

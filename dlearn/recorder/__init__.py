@@ -115,7 +115,7 @@ class Posted:
             recording.posted.add(number)
 
     def ended(self, *, peer: int | None = None, error: str = "") -> None:
-        """Note that the program has waited for it, or found it complete; `peer` is the sender, where any could be."""
+        """Note that the program has waited for it; `peer` is the sender, where any could be."""
         if self._recording is not None and self._number in self._recording.posted:
             self._recording.posted.remove(self._number)
             self._recording.end(self._number, by="wait", error=error, peer=peer)
@@ -159,7 +159,7 @@ def posted(op: str, group: ProcessGroup, tensor: torch.Tensor, *, peer: int | No
 
 
 def hold(op: str, group: ProcessGroup, tensors: Sequence[torch.Tensor], *, peer: int | None = None) -> None:
-    """Wait, in a paused job, until this call of a Python process group may be made. `peer` is a rank of the group."""
+    """Wait in a paused job until this call may be made. `peer` is a rank of the group."""
     if gate.current is not None:
         to = distributed_c10d.get_global_rank(group, peer) if peer is not None else None
         gate.current.wait(op, to, sum(each.numel() * each.element_size() for each in tensors))
@@ -168,7 +168,7 @@ def hold(op: str, group: ProcessGroup, tensors: Sequence[torch.Tensor], *, peer:
 def _noted(
     op: str, note: Callable[..., int], group: ProcessGroup, *what: Any, **facts: Any
 ) -> tuple[Recording | None, int]:
-    """Return the recording that has noted a call, and its event; None without a recording, or if that has failed."""
+    """Return the recording that has noted a call, and its event; None if none has."""
     if _active is not None:
         try:
             return _active, note(_active, op, _active.groups.of(group), *what, **facts)
@@ -178,7 +178,7 @@ def _noted(
 
 
 def step(number: int, *, offset_bytes: int, whole_bytes: int) -> AbstractContextManager[None]:
-    """Mark what this thread sends inside: step `number` of its collective, at that offset of the whole."""
+    """Mark what this thread sends inside as step `number`, at this offset, of its collective."""
     facts = {"step": number, "offset_bytes": offset_bytes, "whole_bytes": whole_bytes}
     return nullcontext() if _active is None else _active.step(facts)
 
@@ -273,7 +273,7 @@ def _file_of(folder: Path, header: Header) -> Path:
 
 
 def own_path(path: Path) -> Path:
-    """Return `path`, or a free one beside it: a program that replaces another by `exec` has the same pid."""
+    """Return `path`, or a free one beside it: after `exec` a program has the same pid."""
     number = 1
     free = path
     while free.exists():
@@ -283,7 +283,7 @@ def own_path(path: Path) -> Path:
 
 
 def refuse_other_traces(folder: Path, header: Header) -> None:
-    """Raise TraceError if the folder holds a trace of another job, or of this rank: then that job has run before."""
+    """Raise TraceError if the folder holds a trace of another job, or of this rank."""
     for path in folder.glob("*.jsonl"):
         with path.open("rb") as stream:
             first = stream.readline(1 << 20)

@@ -90,7 +90,7 @@ class HangWatch:
 
 
 def _waits_for_a_work() -> bool:
-    """Return whether a thread is inside `Work.wait`, as every send and receive is that is waited for."""
+    """Return whether a thread is inside `Work.wait`, where sends and receives wait."""
     for frame in sys._current_frames().values():
         caller: FrameType | None = frame
         while caller is not None:

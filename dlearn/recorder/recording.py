@@ -185,7 +185,7 @@ class Recording:
         self._works_dropped += 1
 
     def open_span(self, name: str, thread: int | None = None) -> int:
-        """Open a span of this thread, or of another: an optimizer may make its steps on a thread of RPC's."""
+        """Open a span of this thread, or of another: optimizers may step on a thread of RPC."""
         spans = self._open_spans.get(thread, []) if thread is not None else []
         inside = {"parent": spans[-1] if spans else None} if thread is not None else {}
         try:
@@ -224,7 +224,7 @@ class Recording:
     # Steps that were asked for -------------------------------------------------------------------------------------
 
     def begin_step(self, number: int) -> None:
-        """Begin the next step after `number` steps of the optimizer, with a span of its own if it is wanted."""
+        """Begin the step after `number` steps of the optimizer, with a span if it is wanted."""
         assert self._wanted_steps is not None
         self._close_step()
         self._step = number
@@ -234,7 +234,7 @@ class Recording:
             self._open_step()
 
     def _open_step(self) -> None:
-        """Open the span of a step that was asked for; in a lazy recording, when there is something to write."""
+        """Open the span of a wanted step; in a lazy recording, when there is something to write."""
         if self._step_is_due:
             self._step_is_due = False
             self._step_span = self.open_span(f"step {self._step}", self._owner)
@@ -245,7 +245,7 @@ class Recording:
             self._step_span = None
 
     def _is_outside(self, kind: type[Event], facts: dict[str, Any]) -> bool:
-        """Return whether this event is left out. A send gets its place among all of its channel, left out or not."""
+        """Return whether this event is left out; number the sends of each channel in any case."""
         if kind is PointToPoint and facts["peer"] is not None and facts["tag"] != ANY_TAG:
             channel = (facts["op"], facts["group"], facts["peer"], facts["tag"])
             self._channels[channel] += 1
@@ -280,7 +280,7 @@ class Recording:
             self.failed("the counters of sockets", failure)
 
     def watch_rpc_sockets(self, *, opened: bool = False) -> None:
-        """Take new connections for the agent's, if these are TCP. A cluster has to open them first."""
+        """Take new connections for the agent's, if these are TCP. A cluster opens them first."""
         if (opened or self.meet is None) and self.sockets.watch(RPC):
             self.count()
 
@@ -325,11 +325,11 @@ class Recording:
             guarded(self, "the files of the other hosts", gather, self.clocks, self._writer.path)
 
     def let_go(self) -> None:
-        """Close the file in a forked child (a DataLoader's worker): the parent records, the child does not."""
+        """Close the file in a forked child (a DataLoader's worker) that is not recorded."""
         self._writer.close()
 
     def go_on_in_child(self, header: Header, path: Path) -> None:
-        """Begin a file of its own in a forked child that is to be recorded, too, if it ever sends anything."""
+        """Begin a file in a forked child that is recorded, too, if it ever sends anything."""
         self._writer.close()
         self._begin_file(path, header)
         self._step_span, self._step_is_due = None, self._wanted_steps is not None and not self._outside

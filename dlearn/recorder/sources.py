@@ -65,7 +65,7 @@ def wanted(names: Sequence[str]) -> tuple[Source, ...]:
 
 
 class _Announcing:
-    """The recording for a Source that is not dlearn's own: describes it in the file before its first event."""
+    """The recording for an added Source: describes it in the file before its first event."""
 
     def __init__(self, host: Host, source: Source) -> None:
         self._host, self._source = host, source

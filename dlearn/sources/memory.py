@@ -1,13 +1,13 @@
-"""What a rank holds while it trains: parameters, gradients, DDP's buckets, optimizer state and activations.
+"""The memory of a rank while it trains: parameters, gradients, DDP's buckets, optimizer state and activations.
 
 `dlearn.record(..., sources=["memory"])`. Counted whenever autograd saves a tensor or takes one out again, and before
 and after each step of an optimizer: the storages of the tensors that a model and its optimizers hold, each once, and
 the tensors that autograd saves for the backward pass (activations; a model's input is one). Derived: the buckets. DDP
-makes them in C++; they have a place for each gradient. It counts all anew each time: a small model's step takes two to
+makes them in C++; they have room for each gradient. It counts all anew each time: a small model's step takes two to
 four times as long.
 
 Not seen: what operators hold while they run, losses computed outside of the model, the caches of allocators; and
-activations that somebody else's `saved_tensors_hooks` keep, as those of checkpointing, or that torch.func makes.
+activations that other `saved_tensors_hooks` keep, as those of checkpointing, or that torch.func makes.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Holds:
 
     def enter_module(self, module: Any, _: Any) -> None:
         """Begin to watch what autograd saves, at the outermost module: that is the model."""
-        if is_traced() or self._inside is not None or not nobody_else_saves():
+        if is_traced() or self._inside is not None or not may_watch_saved():
             return
         if module not in self._parts:
             self._models.add(module)
@@ -142,7 +142,7 @@ class Holds:
             "state": storages.add(state),
         }
         saved = {(storage_of(each.tensor), size_of(each.tensor)) for each in self._saved}
-        counted["activations"] = sum(size for place, size in saved if place and place not in storages.seen)
+        counted["activations"] = sum(size for storage, size in saved if storage and storage not in storages.seen)
         return counted | self._facts(kept, gathered)
 
     def _parameters(self) -> tuple[list[Any], list[Any]]:
@@ -163,7 +163,7 @@ class Holds:
         return list(kept.values()), list(gathered.values())
 
     def _facts(self, kept: list[Any], gathered: list[Any]) -> dict[str, Any]:
-        """What the textbook needs to say how much that is."""
+        """Return what the textbook's formulas need: optimizers, sharding, ranks, the model's bytes."""
         from torch.nn.parallel import DistributedDataParallel
 
         names = sorted({type(each).__name__ for each in self._optimizers})
@@ -183,8 +183,8 @@ class Holds:
         }
 
 
-def nobody_else_saves() -> bool:
-    """Tell whether a hook on what autograd saves would take nothing away from anybody, as from checkpointing."""
+def may_watch_saved() -> bool:
+    """Return whether no other hook on what autograd saves is on, as that of checkpointing."""
     import torch
     from torch._C import _autograd
 
@@ -195,7 +195,7 @@ def nobody_else_saves() -> bool:
 
 
 def is_traced() -> bool:
-    """Tell whether torch.compile reads the hook instead of calling it: then it is to find nothing in it."""
+    """Return whether torch.compile reads the hook instead of calling it: it must do nothing."""
     import torch
 
     return torch.compiler.is_compiling()
@@ -219,9 +219,9 @@ class Storages:
         """Count what has not been counted yet, in bytes; what is no tensor has none."""
         total = 0
         for each in tensors:
-            place = storage_of(each)
-            if place and place not in self.seen:
-                self.seen.add(place)
+            storage = storage_of(each)
+            if storage and storage not in self.seen:
+                self.seen.add(storage)
                 total += getattr(each, "_local_tensor", each).untyped_storage().nbytes()
         return total
 

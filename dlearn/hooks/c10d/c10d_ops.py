@@ -127,7 +127,7 @@ def split_bytes(args: tuple[Any, ...], signature: Signature) -> tuple[int, ...]:
 
 
 def place_of(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return offset and size in bytes of the storage that a tensor is a part of; (0, 0) if it is all of it."""
+    """Return offset and size in bytes of a tensor's storage; (0, 0) if it is all of it."""
     if tensor.is_sparse:
         return 0, 0
     whole = tensor.untyped_storage().nbytes()
@@ -158,7 +158,7 @@ def bytes_of(tensors: Sequence[torch.Tensor]) -> int:
 
 
 def tensors_of(args: tuple[Any, ...], index: int | None) -> Sequence[torch.Tensor]:
-    """Return the tensors in a Tensor, Tensor[] or Tensor[][] argument (absent where it equals its default)."""
+    """Return the tensors in an argument, which is absent where it equals its default."""
     if index is None or index >= len(args):
         return ()
     argument = args[index]
@@ -186,7 +186,7 @@ def describe_one(tensor: torch.Tensor) -> TensorInfo:
 
 @lru_cache(4096)
 def _describe_whole(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> TensorInfo:
-    """Describe a tensor that is not sparse. Cached: a program sends the same shapes again and again."""
+    """Describe a tensor that is not sparse. Cached: a program repeats its shapes."""
     size = math.prod(shape) * dtype.itemsize
     name = str(dtype).removeprefix("torch.")
     return TensorInfo(tuple(shape), dtype=name, device=str(device), logical_bytes=size, payload_bytes=size)

@@ -36,7 +36,7 @@ from dlearn.hooks.private import unfit, untraced
 
 
 def install(host: Host) -> Undo:
-    """Report every c10d op to `host` until the returned function is called. SetupError if this torch does not fit."""
+    """Report every c10d op to `host`, until undone. SetupError if this torch does not fit."""
     self_test()
     with Patches() as undo:
         undo.callback(host.times.close)
@@ -165,7 +165,7 @@ def _wait_at(closed: gate.Gate, signature: Signature, args: Args) -> None:
 
 
 def _is_coalesced(signature: Signature, args: Args) -> bool:
-    """Return whether it may be launched later, with others: then nothing after the call is its end."""
+    """Return whether it may be launched later, with others: its end is then unknown."""
     if signature.op.name.endswith("_coalesced"):
         return True
     return ProcessGroup.unbox(args[signature.group]) in distributed_c10d._world.pg_coalesce_state
@@ -227,7 +227,7 @@ _self_test_passed = False
 
 
 def self_test() -> None:
-    """Raise SetupError unless start and end of one op are seen, on a group that sends nothing. Once per process."""
+    """Raise SetupError unless start and end of one op are seen. Once per process."""
     global _self_test_passed
     if _self_test_passed:
         return

@@ -49,7 +49,7 @@ class Groups:
         self._kept: list[ProcessGroup] = []
 
     def made(self, group: ProcessGroup, ranks: Iterable[int]) -> None:
-        """Describe a group with these `ranks` at once: a rank that never calls anything on it is a member, too."""
+        """Describe a group with these `ranks` at once: not every member calls anything on it."""
         self._kept.clear()
         if group not in self._known:
             self._known[group] = self._meet(group, ranks)

@@ -47,7 +47,7 @@ class Callbacks:
         """The future of each event that has no end yet; an empty list while its end is being written."""
 
     def watch(self, number: int, future: Any, learn: Callable[[Any], dict[str, Any]] | None = None) -> None:
-        """Report the end of event `number` when the future completes, and what `learn` finds in its value or error."""
+        """Report the end of event `number` and what `learn` finds in the future's value or error."""
         self._open[number] = [future]
         future.add_done_callback(partial(self._done, number, learn))
 
@@ -63,7 +63,7 @@ class Callbacks:
             self._end(number, by="callback", error=error, **(facts or {}))
 
     def settle(self) -> None:
-        """Wait for calls on their way: a future completes, wakes the training thread, and then calls back."""
+        """Wait for callbacks on their way: a future wakes the training thread before it calls back."""
         deadline = time.monotonic() + self.CLOSE_SECONDS
         while any(map(_is_on_its_way, list(self._open.values()))) and time.monotonic() < deadline:
             time.sleep(0.0005)

@@ -5,9 +5,9 @@ reducer's mutex) and change at most once, when DDP rebuilds them in the order in
 ready times come from torch's own hook on each parameter. Which all-reduce carries which bucket is not decided here:
 that is an inference, and lives in join/buckets.py.
 
-And the stretches of a training step that send nothing (forward, backward, optimizer), from begin to end: without them
-nobody knows what an all-reduce was hidden behind. They are noted from the first forward pass of a DDP model on, a line
-each, written when it is over. Of a model on a GPU they are launched only: when the GPU did it, cuda_times.py finds out.
+The spans of a training step that send nothing (forward, backward, optimizer) are reported, too: without them it is not
+known what an all-reduce was hidden behind. They are noted from the first forward pass of a DDP model on, a line each,
+written when it is over. Of a model on a GPU the call only launches them: cuda_times.py finds their times.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -28,21 +29,18 @@ from dlearn.events.event import Bucket, Gradient, Stretch
 from dlearn.hooks import Undo
 from dlearn.hooks.cuda_times import Mark
 from dlearn.hooks.host import Host
-from dlearn.hooks.patches import Patches
+from dlearn.hooks.patches import Patches, guarded
 from dlearn.hooks.private import untraced
 
 
 def install(host: Host) -> Undo:
-    """Report buckets, ready gradients and stretches of every DDP model that runs from now on."""
-    watch, stretches = _Watch(host), Stretches(host)
+    """Report buckets, ready gradients and phases of every DDP model that runs from now on."""
+    watch, phases = _Watch(host), Phases(host)
 
     @untraced
     def begins(ddp: DistributedDataParallel) -> None:
-        try:
-            watch.before_forward(ddp)
-            stretches.forward_begins(ddp)
-        except Exception as error:
-            host.failed("DistributedDataParallel.forward", error)
+        watch.before_forward(ddp)
+        phases.forward_begins(ddp)
 
     # What torch.compile never traces, so that it compiles the same as without us.
     def make(original: Any) -> Any:
@@ -50,16 +48,16 @@ def install(host: Host) -> Undo:
         @torch._disable_dynamo(recursive=False)  # type: ignore[attr-defined]
         @untraced
         def _inside_ddp_forward(self: DistributedDataParallel) -> Iterator[None]:
-            begins(self)
+            guarded(host, "DistributedDataParallel.forward", begins, self)
             with original(self):
                 yield
-            stretches.forward_ends(self)
+            phases.forward_ends(self)
 
         return _inside_ddp_forward
 
     undo = Patches()
     undo.callback(watch.remove)
-    undo.callback(stretches.undo.close)
+    undo.callback(phases.undo.close)
     undo.replace(DistributedDataParallel, "_inside_ddp_forward", make)
     return undo.close
 
@@ -90,7 +88,7 @@ class _Watch:
         try:
             buckets = ddp.reducer._get_zeros_like_grad_buckets()
         except RuntimeError:
-            return  # One with a sparse gradient has no buffer yet, and torch tells none of them: "bucket unknown".
+            return  # With a sparse gradient one has no buffer yet, and torch gives none of them: "bucket unknown".
         for bucket in buckets:
             self._emit.event(
                 Bucket,
@@ -107,29 +105,21 @@ class _Watch:
     def _watch_gradients(self, ddp: DistributedDataParallel, model: int, names: dict[int, str]) -> None:
         for parameter in ddp.module.parameters():
             if parameter.requires_grad:
-                hook = self._ready(model, names[id(parameter)], parameter.nbytes, parameter.device)
+                hook = partial(self._ready, model, names[id(parameter)])
                 self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
 
-    def _ready(self, model: int, name: str, size: int, device: torch.device) -> Any:
-        @untraced
-        def ready(parameter: torch.Tensor) -> None:
-            try:
-                task = torch._C._current_graph_task_id()
-                now = self._times.mark(device)
-                number = self._emit.event(
-                    Gradient,
-                    model=model,
-                    parameter=name,
-                    bytes=size,
-                    backward=task if task >= 0 else None,
-                    phase="backward",
-                )
-                if now is not None:
-                    self._times.between(number, now, now)
-            except Exception as error:
-                self._emit.failed("gradient hook", error)
+    @untraced
+    def _ready(self, model: int, name: str, parameter: torch.Tensor) -> None:
+        guarded(self._emit, "gradient hook", self._report_ready, model, name, parameter)
 
-        return ready
+    def _report_ready(self, model: int, name: str, parameter: torch.Tensor) -> None:
+        task = torch._C._current_graph_task_id()
+        backward = task if task >= 0 else None
+        now = self._times.mark(parameter.device)
+        facts = {"bytes": parameter.nbytes, "backward": backward, "phase": "backward"}
+        number = self._emit.event(Gradient, model=model, parameter=name, **facts)
+        if now is not None:
+            self._times.between(number, now, now)
 
     def remove(self) -> None:
         for handle in self._handles:
@@ -137,7 +127,7 @@ class _Watch:
         self._handles.clear()
 
 
-# Stretches of a training step -----------------------------------------------------------------------------------------
+# Phases of a training step --------------------------------------------------------------------------------------------
 
 
 _FAKES = torch._C._TorchDispatchModeKey.FAKE
@@ -148,8 +138,8 @@ class _Begun(NamedTuple):
     on_gpu: Mark | None
 
 
-class Stretches:
-    """When each stretch that has not ended began."""
+class Phases:
+    """Phases of a training step that have not ended, and when they began."""
 
     def __init__(self, host: Host) -> None:
         self.undo = Patches()
@@ -174,26 +164,22 @@ class Stretches:
             self._note("forward", began)
 
     def _follow_backward(self) -> None:
-        """`Tensor.backward` and `autograd.grad` reach the engine through this one name."""
+        """Watch the one name by which `Tensor.backward` and `autograd.grad` reach the engine."""
 
-        def make(original: Any) -> Any:
-            @untraced
-            def run_backward(*args: Any, **kwargs: Any) -> Any:
-                # Inside another, as checkpointing runs parts again; or traced only, on fakes, by a compiler.
-                if torch._C._current_graph_task_id() >= 0 or torch._C._get_dispatch_mode(_FAKES) is not None:
-                    return original(*args, **kwargs)
-                began = self._begins()
-                try:
-                    result = original(*args, **kwargs)
-                except BaseException as failure:
-                    self._note("backward", began, error=type(failure).__name__)
-                    raise
-                self._note("backward", began)
-                return result
+        def run_backward(original: Any, *args: Any, **kwargs: Any) -> Any:
+            # Inside another, as checkpointing runs parts again; or traced only, on fakes, by a compiler.
+            if torch._C._current_graph_task_id() >= 0 or torch._C._get_dispatch_mode(_FAKES) is not None:
+                return original(*args, **kwargs)
+            began = self._begins()
+            try:
+                result = original(*args, **kwargs)
+            except BaseException as failure:
+                self._note("backward", began, error=type(failure).__name__)
+                raise
+            self._note("backward", began)
+            return result
 
-            return run_backward
-
-        self.undo.replace(torch.autograd, "_engine_run_backward", make)
+        self.undo.wrap(torch.autograd, "_engine_run_backward", run_backward)
 
     def _follow_optimizers(self) -> None:
         @untraced
@@ -208,27 +194,28 @@ class Stretches:
         self.undo.callback(register_optimizer_step_post_hook(ends).remove)
 
     def _begins(self) -> _Begun:
-        """Now, and for a model on a GPU when its stream comes to this place."""
+        """Return the time now, and for a model on a GPU a mark in its stream."""
         on_gpu = self._times.mark(self._device)
         return _Begun(time.monotonic_ns(), on_gpu)
 
     def _note(self, phase: str, began: _Begun | None, *, error: str = "") -> None:
-        if began is None:
-            return
-        try:
-            facts = {"start_ns": began.at_ns, "end_ns": time.monotonic_ns(), "ended_by": "return", "error": error}
-            number = self._emit.event(Stretch, phase=phase, **facts)
-            if began.on_gpu is not None:
-                self._times.between(number, began.on_gpu, self._times.mark(began.on_gpu.device))
-        except Exception as failure:
-            self._emit.failed(f"the end of {phase}", failure)
+        if began is not None:
+            guarded(self._emit, f"the end of {phase}", self._report, phase, began, error)
+
+    def _report(self, phase: str, began: _Begun, error: str) -> None:
+        end_ns = time.monotonic_ns()
+        number = self._emit.event(
+            Stretch, phase=phase, start_ns=began.at_ns, end_ns=end_ns, ended_by="return", error=error
+        )
+        if began.on_gpu is not None:
+            self._times.between(number, began.on_gpu, self._times.mark(began.on_gpu.device))
 
 
 # Steps that are counted without the user's help -----------------------------------------------------------------------
 
 
 def install_steps(host: Host) -> Undo:
-    """Where only some steps are recorded, tell `host` when the program's optimizer has made its n-th step.
+    """Report to `host` each step of the program's optimizer, where only some steps are recorded.
 
     Of several optimizers, the first's that is still there: where each phase of a training has one of its own, the count
     goes on.

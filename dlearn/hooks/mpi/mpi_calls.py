@@ -88,7 +88,7 @@ COLLECTIVES = {
 _LOOKS = ("iprobe", "improbe")
 """They do not wait, and are calls only if they have found something.
 
-What Improbe and Mprobe find is taken out of the line: they are where it is received.
+Improbe and Mprobe take the message that they find: they are where it is received.
 """
 
 
@@ -204,7 +204,7 @@ def _messages(name: str, form: Form, comm: Any, given: Given, data: bytes | None
 
 
 def _reaches(dest: Any) -> bool:
-    """No message is sent to PROC_NULL."""
+    """Return whether a message is sent: to PROC_NULL none is."""
     return dest is not None and dest != MPI.PROC_NULL
 
 
@@ -245,7 +245,7 @@ _WAITS = ("Wait", "Test", "Waitall", "Testall", "Waitany", "Testany", "Waitsome"
 
 
 def _waiting(name: str) -> Any:
-    """Make the method of this name, or the class method for several requests: it tells which are over."""
+    """Make the method of this name, for one or several requests; it reports their ends."""
     call, kind = getattr(MPI.Request, name), name.lower()
     many, alone = kind.endswith(("all", "some")), kind in ("wait", "test")
     parameters = ("requests", "statuses" if many else "status")
@@ -259,8 +259,8 @@ def _waiting(name: str) -> Any:
         posts = [getattr(request, "posts", ()) for request in ([asked] if alone else asked)]
         answer = _made([*chain(*posts)], partial(call, asked, status), by="wait")
         statuses: Any = status if many else [status]
-        for place, each in zip(_over(kind, answer, len(posts)), statuses, strict=False):
-            for post in posts[place]:
+        for index, each in zip(_over(kind, answer, len(posts)), statuses, strict=False):
+            for post in posts[index]:
                 post(by="wait", status=each)
         return answer
 
@@ -268,15 +268,15 @@ def _waiting(name: str) -> Any:
 
 
 def _over(kind: str, answer: Any, count: int) -> Iterable[int]:
-    """Return the places of the requests that are over; over objects mpi4py answers with these, too."""
+    """Return the indices of the requests that are over, which mpi4py may answer with objects."""
     if kind in ("wait", "waitall"):
         return range(count)
-    told = answer[0] if isinstance(answer, tuple) else answer
+    over = answer[0] if isinstance(answer, tuple) else answer
     if kind.endswith("some"):
-        return told or ()
+        return over or ()
     if kind.endswith("any"):
-        return () if told == MPI.UNDEFINED else (told,)
-    return range(count if told else 0)
+        return () if over == MPI.UNDEFINED else (over,)
+    return range(count if over else 0)
 
 
 # Communicators ------------------------------------------------------------------------------------
@@ -314,7 +314,7 @@ def _named(parent: Any, how: str, comm: Any) -> Any:
 
 
 class _StandingClass(type):
-    """Of a class in the place of mpi4py's: what is an instance of that one passes for one of this."""
+    """The metaclass of a class that replaces mpi4py's, and has its instances."""
 
     def __instancecheck__(cls, instance: Any) -> bool:
         return issubclass(type(instance), cls)

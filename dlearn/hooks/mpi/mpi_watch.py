@@ -1,4 +1,4 @@
-"""What the recording classes of mpi4py report to: calls that begin, their ends, and what they send."""
+"""The recording of mpi4py's calls: their starts, their ends, and what they send."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from dlearn.events.event import NOT_OBSERVED, Collective, Event, GroupFact, Poin
 from dlearn.events.mpi_facts import CANCELLED, PICKLED, OtherMpiCall, Probe
 from dlearn.hooks import Emit, gate
 from dlearn.hooks.callers import caller
+from dlearn.hooks.patches import guarded
 from dlearn.shown import first_few
 
 BACKEND = "mpi4py"
@@ -39,7 +40,7 @@ class Watch:
         self._numbers = defaultdict[tuple[type[Event], str], Iterator[int]](numbers)
 
     def point_to_point(self, op: str, comm: Any, peer: int, tag: int, tensors: Infos) -> Post:
-        """Report a send, a recv, or a probe, which takes nothing out of the line."""
+        """Report a send, a recv, or a probe, which leaves the message to be received."""
         group, known = self._group(comm), None if peer == MPI.ANY_SOURCE else peer
         facts: dict[str, Any] = {"group": group, "peer": known, "tag": tag}
         if op == "probe":
@@ -70,17 +71,10 @@ class Watch:
     def _end(self, number: int, room: Infos | None, *, by: str, status: Any = None, error: str = "") -> None:
         if self.open.pop(number, None) is None:
             return
-        facts: dict[str, Any] = {}
-        try:
-            if room is not None and status is not None and not error:
-                if status.Is_cancelled():
-                    error = CANCELLED
-                else:
-                    came = _received(room, status.Get_count(MPI.BYTE))
-                    facts = {"peer": status.Get_source(), "tag": status.Get_tag(), "outputs": came}
-        except Exception as failure:
-            self.emit.failed("the end of a receive", failure)
-        self.emit.end(number, by=by, error=error, **facts)
+        facts: dict[str, Any] = {"error": error}
+        if room is not None and status is not None and not error:
+            facts |= guarded(self.emit, "the end of a receive", _learn, room, status) or {}
+        self.emit.end(number, by=by, **facts)
 
     def _group(self, comm: Any) -> str:
         name = name_of(comm)
@@ -115,11 +109,7 @@ def posts_of(report: Callable[[Watch], list[Post]]) -> list[Post]:
     watch = active
     if watch is None:
         return []
-    try:
-        return report(watch)
-    except Exception as error:
-        watch.emit.failed("a call of mpi4py", error)
-        return []
+    return guarded(watch.emit, "a call of mpi4py", report, watch) or []
 
 
 # Names of communicators ---------------------------------------------------------------------------
@@ -187,6 +177,14 @@ def described(spec: Any, *, blocks: int = 1) -> Infos:
 def pickled(count: int) -> Infos:
     """Describe Python objects, as the bytes that pickle has made of them."""
     return _values(count, PICKLED, count)
+
+
+def _learn(room: Infos, status: Any) -> dict[str, Any]:
+    """Return peer, tag and what arrived by the status of a receive; or that it was cancelled."""
+    if status.Is_cancelled():
+        return {"error": CANCELLED}
+    arrived = _received(room, status.Get_count(MPI.BYTE))
+    return {"peer": status.Get_source(), "tag": status.Get_tag(), "outputs": arrived}
 
 
 def _received(room: Infos, got_bytes: int) -> Infos:

@@ -103,7 +103,7 @@ class ClockServer:
         self.path, self._thread, self.store = path.resolve(), None, None
 
     def join(self, where: str, store: Store | None, rank: int, size: int | None) -> None:
-        """Start where ranks meet, for a default group or for RPC: all of them find the same name for the job."""
+        """Start where ranks meet, for a default group or RPC: all find one name for the job."""
         if store is None or self._alone:
             return  # MPI's groups meet without a store.
         if job := word_in(store, "dlearn/job"):
@@ -137,7 +137,7 @@ class ClockServer:
         return self._prefix + (f"/{rank}" if rank is not None else "")
 
     def _answer(self, store: Store) -> None:
-        """Answer, as rank 0, until closed: note which ranks there are, and tell each the time that it asks for."""
+        """Answer as rank 0 until closed: note which ranks there are, and give them the time."""
         store.set_timeout(timedelta(days=30))
         asking: set[int] = set()
         closing = False
@@ -162,7 +162,7 @@ class ClockServer:
                     closing = True
 
     def _ask(self, store: Store) -> None:
-        """Greet rank 0, as another rank; if it has another clock, read that now and then, and at the end."""
+        """Greet rank 0; if it has another clock, read that now and then, and at the end."""
         mine = self._queue(self.rank)
         store.queue_push(self._queue(), self._hello())
         wait = 0.001
@@ -217,7 +217,7 @@ class ClockServer:
 
 
 def _one_host(size: int) -> bool:
-    """Return whether the launcher says that all ranks are on this host, with one clock and one folder."""
+    """Return whether the launcher says that all ranks are on this host."""
     return os.environ.get("LOCAL_WORLD_SIZE") == str(size) == os.environ.get("WORLD_SIZE")
 
 
@@ -229,7 +229,7 @@ _MPI_VARIABLES = (("PMI_RANK", "PMI_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_
 
 
 def job_of_process() -> tuple[str, int | None, int | None]:
-    """Return job, rank and size of a process that the user started, by its default group or its launcher's variables.
+    """Return job, rank and size of this process, by its default group or its launcher.
 
     The job is "" where nothing is known of it yet, as of ranks that were started one by one.
     """
@@ -251,7 +251,7 @@ def job_of_process() -> tuple[str, int | None, int | None]:
 
 
 def word_in(store: Store | None, key: str) -> str:
-    """Return the word that all ranks of this store find under `key`: the first of them writes it. Does not wait.
+    """Return the word of all ranks of this store under `key`; the first to ask writes it.
 
     "" where the store can hold nothing, as torch's FakeStore, or is gone; MPI's groups meet without one.
     """
@@ -280,7 +280,7 @@ _END = b"end"
 
 
 def gather(clocks: ClockServer, path: Path) -> None:
-    """Wait, on rank 0, for the files of all other ranks whose folder it does not see; they send theirs."""
+    """Bring the files of other hosts to rank 0, which waits for them."""
     if clocks.store is None:
         if clocks.out_of_reach:
             print("dlearn: no files were gathered: the job's store is no TCPStore. Copy them by hand.", file=sys.stderr)
@@ -315,7 +315,7 @@ def _send(store: Store, queue: str, file: Path) -> None:
 
 
 def _receive(store: Store, queue: str, target: Path, what: str) -> None:
-    """Write each piece as it arrives: a file may be larger than the memory, and half of one is better than none."""
+    """Write each piece as it arrives: a file may not fit in memory, and half is better than none."""
     stream = None
     try:
         while (piece := store.queue_pop(queue)) != _END:

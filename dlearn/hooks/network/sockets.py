@@ -1,10 +1,10 @@
 """Bytes on the wire: what this process has written into each of its TCP connections, as the kernel counts them.
 
-Linux tells any process about its own sockets (`TCP_INFO`), without root. Only connections that a process group has
-made are looked at: those that are there after its creation and were not before. The store's are not among them. Those
-that come in between, to this machine or to one where a rank is, belong to no group that is known: messages may go past
-the recorder. Which rank a connection leads to is found out at reading: its other end stands, with the addresses
-swapped, in another process's file; so nothing is sent, and nobody waited for, to find out.
+Linux tells any process about its own sockets (`TCP_INFO`), without root. Only connections of a process group are looked
+at: those that are there after its creation and were not before. The store's are not among them. Connections that appear
+in between, to this machine or to one where a rank is, belong to no known group: messages may go past the recorder. The
+rank that a connection leads to is found at reading: its other end stands, with the addresses swapped, in another
+process's file. So nothing is sent, and the program does not wait.
 
 A guest: sockets are only read, by their number; no copy of one is kept, because gloo's peers learn from a closing
 socket that a rank has gone.
@@ -44,7 +44,7 @@ PATIENCE_SECONDS = 0.25  # How long `settle` waits for that.
 RPC_PATIENCE_SECONDS = 1.0
 """The same, until every call has its reply: on a busy machine the other worker has to wait for a core."""
 _OPEN_CALLS = "agent.client_active_calls", "agent.server_active_calls"
-"""How torch's agent calls its calls without a reply: to others, and of others."""
+"""The metrics of torch's agent that count calls without a reply: to others, and of others."""
 
 # struct tcp_info in <linux/tcp.h>: bytes received, not yet sent, sent, and those sent again after a loss.
 # A single read of the buffer, so that no other thread's sample comes between its parts.
@@ -55,7 +55,7 @@ _rpc_inodes: set[int] = set()  # RPC's connections, for a later recording of thi
 
 
 class _Connection(NamedTuple):
-    """A socket that is watched. `inode` tells it from a later one that gets the same number."""
+    """A watched socket. Its `inode` differs from that of a later one with the same number."""
 
     fd: int
     inode: int
@@ -70,7 +70,7 @@ class Sockets:
         self._connections: list[_Connection] = []
         self._known: set[int] = set()
         self._rpc = False
-        self._busy_for_long = 0  # Waited for in vain: such as the call that the program runs in.
+        self._busy_for_long = 0  # Waited for before in vain: such as the call that the program runs in.
         self._hosts: set[str] = set()  # Where other ranks are.
         self.ignored_ports: set[int] = set()
         """Of the stores: the program's, and the one through which the recorder itself talks."""
@@ -83,10 +83,7 @@ class Sockets:
         return bool(self._connections)
 
     def begin(self, groups: Sequence[str]) -> None:
-        """Take note of the connections that are there already; `groups` names the process groups that are.
-
-        They are those of the only group, or of one of several.
-        """
+        """Take existing connections for those of the only group, or of one of several `groups`."""
         if self._getsockopt is None:
             if self._measured:
                 self._emit.fact(NotMeasured(reason=f"{sys.platform} tells no process about the bytes in its sockets"))
@@ -107,26 +104,26 @@ class Sockets:
         self.watch(owner)
 
     def sent_bytes(self) -> tuple[int | None, ...]:
-        """Bytes that this process has written into each connection so far; None for one that is closed."""
+        """Return the bytes written into each connection so far; None for one that is closed."""
         return tuple(self._counted(each)[0] for each in self._connections)
 
     def received_bytes(self) -> tuple[int | None, ...]:
-        """Bytes that have come to this process through each connection so far; nothing where no RPC is used."""
+        """Return the bytes received through each connection so far; nothing without RPC."""
         return tuple(self._counted(each)[1] for each in self._connections) if self._rpc else ()
 
     def forget(self) -> None:
-        """In a forked child: the connections are its parent's."""
+        """Forget the connections in a forked child: they are its parent's."""
         self._connections.clear()
 
     def note_strangers(self) -> None:
-        """The connections that have come are of no group that is known."""
+        """Take the connections that are new for those of no known group."""
         self.watch(NO_GROUP)
 
     def settle(self) -> bool:
         """Wait until nothing is on its way: the counters stand still, no call of RPC waits for its reply, and no
         thread of torch's for a core.
 
-        False where that did not come soon. What takes long is waited for once.
+        Return False where that took too long, which is waited for once only.
         """
         quiet_seconds = RPC_STILL_SECONDS if self._rpc else STILL_SECONDS
         deadline = time.monotonic() + (RPC_PATIENCE_SECONDS if self._rpc else PATIENCE_SECONDS)
@@ -145,7 +142,7 @@ class Sockets:
         return _open_calls() + _threads_at_work() if self._rpc else 0
 
     def _counted(self, connection: _Connection) -> tuple[int | None, int | None]:
-        """Bytes that were written and received; None if it is closed, or the kernel does not count them."""
+        """Return the bytes written and received; None if closed, or not counted by the kernel."""
         assert self._getsockopt is not None
         size = ctypes.c_uint32(_COUNTS.size)
         with suppress(OSError):
@@ -161,7 +158,7 @@ class Sockets:
     def watch(self, group: str | None) -> bool:
         """Watch the connections that are new as this group's, or RPC's; with None they are not counted.
 
-        True if there are any. (By those that are not counted RPC's workers agree before they have an agent.)
+        Return whether there are any. (RPC's workers agree by connections that are not counted, before the agent.)
         """
         if self._getsockopt is None:
             return False
@@ -181,7 +178,7 @@ class Sockets:
             if owner is None or self.ignored_ports & {local[1], remote[1]}:
                 continue
             if owner == NO_GROUP and remote[0] not in (local[0], *self._hosts):
-                continue  # The program's own business, as is with whom it has it.
+                continue  # A connection of the program to a host without a rank.
             self._hosts.add(remote[0])
             connection = _Connection(fd, inode, ctypes.create_string_buffer(_COUNTS.size))
             if self._counted(connection)[0] is None:
@@ -204,7 +201,7 @@ def _open_calls() -> int:
 
 
 def _threads_at_work() -> int:
-    """Threads that have a core, or wait for one; Python's own are the program's, and not counted."""
+    """Count threads that have a core, or wait for one; without Python's, the program's own."""
     found = 0
     for thread in set(os.listdir("/proc/self/task")) - {str(each.native_id) for each in threading.enumerate()}:
         with suppress(OSError):  # It has ended meanwhile.
@@ -214,7 +211,7 @@ def _threads_at_work() -> int:
 
 
 def _own_sockets() -> list[tuple[int, int]]:
-    """(number, inode) of every socket of this process."""
+    """Return (number, inode) of every socket of this process."""
     found = []
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):  # Closed meanwhile: the descriptor of the listing itself, for one.
@@ -225,7 +222,7 @@ def _own_sockets() -> list[tuple[int, int]]:
 
 
 def listens(port: int) -> bool:
-    """Whether a socket of this process listens at this port; False where the system does not tell."""
+    """Return whether this process listens at this port; False where the system does not say."""
     if sys.platform != "linux":
         return False
     for fd, _ in _own_sockets():
@@ -237,7 +234,7 @@ def listens(port: int) -> bool:
 
 
 def _ends(fd: int) -> tuple[tuple[str, int], tuple[str, int]] | None:
-    """The addresses of both ends of a TCP connection; None for any other socket."""
+    """Return the addresses of both ends of a TCP connection; None for any other socket."""
     try:
         with socket.socket(fileno=os.dup(fd)) as copy:
             if copy.type != socket.SOCK_STREAM or copy.family not in (socket.AF_INET, socket.AF_INET6):
@@ -248,11 +245,11 @@ def _ends(fd: int) -> tuple[tuple[str, int], tuple[str, int]] | None:
 
 
 def _text(address: tuple[str, int]) -> str:
-    """ "127.0.0.1 40000"; an IPv4 address in IPv6's clothes is the same at both ends."""
+    """Return "127.0.0.1 40000"; an IPv4 address mapped into IPv6 is the same at both ends."""
     host = ipaddress.ip_address(address[0].partition("%")[0])
     return f"{getattr(host, 'ipv4_mapped', None) or host} {address[1]}"
 
 
 def _ports_of(stores: Iterable[Store | None]) -> set[int]:
-    """The ports of the TCP stores among these."""
+    """Return the ports of the TCP stores among these."""
     return {store.port for store in map(innermost, stores) if isinstance(store, TCPStore)}

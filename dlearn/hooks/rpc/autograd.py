@@ -2,8 +2,8 @@
 
 No message is sent for it. A worker meets the nodes of its piece when tensors pass the pickler, or, on the driver, when
 the backward pass begins; and hooks them, for they run later. The send of the last reply is made by C++ after that: it
-is found when the first node runs. Such a node is not hooked any more (the engine may be at it in another thread):
-it does nothing but pass on what came, and the agent's log tells when that was.
+is found when the first node runs. Such a node is not hooked any more (the engine may run it in another thread): it
+only forwards gradients, and the agent's log says when that was.
 
 Nothing here keeps a node alive, and with it the tensors that it saved: its number stands in its own `metadata`.
 """
@@ -49,7 +49,7 @@ class Graph:
         self._names.remove()
 
     def tensors(self, context: int, tensors: Sequence[torch.Tensor]) -> None:
-        """They pass the pickler, on their way out or in."""
+        """Take in the nodes of tensors that pass the pickler, on their way out or in."""
         if context < 0:  # A value that is fetched: the request was read in C++.
             try:
                 context = _current_context()._context_id()
@@ -59,12 +59,12 @@ class Graph:
         self._capture(context, tensors, hook=True)
 
     def backward(self, context: int, roots: Sequence[torch.Tensor]) -> None:
-        """It begins at these roots, on this worker."""
+        """Take in the nodes of a backward pass that begins at these roots, on this worker."""
         self._growing.discard(context)
         self._capture(context, roots, hook=True)
 
     def _capture(self, context: int, tensors: Sequence[torch.Tensor] = (), *, hook: bool) -> None:
-        """Report the nodes that are there by now and were not before."""
+        """Report the nodes that are new."""
         known = _piece(context)
         if known is None:
             return
@@ -126,7 +126,7 @@ class Graph:
         watch_runs(self._emit, node, begins, ends)
 
     def _context_of(self, task: int, numbers: dict[int, int], collects: bool) -> int | None:
-        """A parameter's node belongs to several contexts, and outlives them: the nodes before it tell which one."""
+        """Return a task's context. Of several (a parameter's node), nodes that ran before tell it."""
         if task not in self._tasks:
             if len(numbers) != 1:
                 return None
@@ -139,7 +139,7 @@ class Graph:
 
 
 def _piece(context: int) -> Any:
-    """This worker's piece of a context; None where it was released, or the worker takes no part in it yet."""
+    """Return this worker's piece of a context; None if released, or not joined yet."""
     try:
         return _retrieve_context(context)
     except RuntimeError:
@@ -147,32 +147,32 @@ def _piece(context: int) -> Any:
 
 
 class _ParameterNames:
-    """What parameters are called in the outermost module that they belong to, as far as it was made before our eyes."""
+    """Names of parameters in their outermost module, if it was made while recording."""
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
         self._owners: Any = WeakTensorKeyDictionary()
         self._parents: WeakKeyDictionary[nn.Module, tuple[ref[nn.Module], str]] = WeakKeyDictionary()
         self._handles = [
-            modules.register_module_parameter_registration_hook(self._place(self._owners)),
-            modules.register_module_module_registration_hook(self._place(self._parents)),
+            modules.register_module_parameter_registration_hook(self._registers(self._owners)),
+            modules.register_module_module_registration_hook(self._registers(self._parents)),
         ]
 
-    def _place(self, places: Any) -> Any:
+    def _registers(self, owners: Any) -> Any:
         def register(owner: nn.Module, name: str, value: Any) -> None:
             if value is not None:
-                guarded(self._emit, "a parameter's name", places.__setitem__, value, (ref(owner), name))
+                guarded(self._emit, "a parameter's name", owners.__setitem__, value, (ref(owner), name))
 
         return register
 
     def of(self, parameter: torch.Tensor) -> str:
-        """ "conv.weight"; or nothing."""
+        """Return "conv.weight", or nothing."""
         path: list[str] = []
-        place = self._owners.get(parameter)
-        while place is not None and len(path) < 32:
-            path.insert(0, place[1])
-            owner = place[0]()
-            place = self._parents.get(owner) if owner is not None else None
+        within = self._owners.get(parameter)
+        while within is not None and len(path) < 32:
+            path.insert(0, within[1])
+            owner = within[0]()
+            within = self._parents.get(owner) if owner is not None else None
         return ".".join(path)
 
     def remove(self) -> None:

@@ -1,8 +1,8 @@
 """Turn the RPC agent's own log on, and off again.
 
-The level is a variable of torch's C++ library; set to -1 before an agent is made, the agent tells of every message.
-Where the program was started by a cluster, that reads our stderr and sorts the lines out. Anywhere else a small process
-does: stderr becomes a pipe to it, and it writes everything else to where stderr led before.
+The level is a variable of torch's C++ library; set to -1 before an agent is made, the agent logs every message. A
+cluster reads the stderr of its ranks and takes these lines out. Anywhere else a small process does: stderr becomes a
+pipe to it, and it writes everything else to where stderr led before.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class AgentLog:
         return ""
 
     def forget(self, path: Path) -> None:
-        """In a forked child: what its own agent tells goes to `path`; an open log is the parent's."""
+        """Send the log of a forked child's own agent to `path`; an open log is the parent's."""
         if self._level is not None:
             self._level.value = self._before
         self._path, self._level, self._filter = path, None, None

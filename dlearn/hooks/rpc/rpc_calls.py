@@ -157,12 +157,12 @@ def _sync_or_async(hook: FrameType) -> str:
 
 
 def _is_torchs_own(function: Any) -> bool:
-    """Return whether torch calls it to set RPC up or shut it down: no call of the program, that could be paused."""
+    """Return whether torch calls it to set RPC up or shut it down: such a call is not paused."""
     return getattr(function, "__module__", "") == api.__name__
 
 
 def function_name(function: Any, arguments: tuple[Any, ...]) -> str:
-    """Return the name of a method of an RRef's value, "forward"; else the function's qualified name, "Net.forward"."""
+    """Return an RRef method's name, "forward", or a function's qualified one, "Net.forward"."""
     if function in (rref_proxy._local_invoke, rref_proxy._local_invoke_async_execution) and len(arguments) > 1:
         return str(arguments[1])
     return str(getattr(function, "__qualname__", type(function).__name__))
@@ -252,7 +252,7 @@ def watch_pickler(calls: RpcCalls, patches: Patches) -> None:
 
 
 def _came_from(calls: RpcCalls, call: CallId, kind: bytes) -> int | None:
-    """Return the worker that sent this: a call's caller, a fetched value's owner, or a reply's callee."""
+    """Return the sender: a call's caller, a fetched value's owner, or a reply's callee."""
     if kind != REPLY:
         return call.caller
     known = calls.waiting.get(call)

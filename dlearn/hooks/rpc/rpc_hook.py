@@ -102,7 +102,7 @@ def _meet(calls: RpcCalls, agent: Any, log: str) -> None:
 
 
 def _wall_ahead_ns() -> int:
-    """Return how far the wall clock is ahead of the monotonic one, by the fastest of some looks at both."""
+    """Return how far the wall clock is ahead of the monotonic one, by the fastest of some looks."""
     looks = [(time.monotonic_ns(), time.time_ns(), time.monotonic_ns()) for _ in range(20)]
     before, wall, after = min(looks, key=lambda look: look[2] - look[0])
     return wall - (before + after) // 2

@@ -1,4 +1,4 @@
-"""What the hooks of RPC share: the ids that travel behind each message, and what is remembered between two moments."""
+"""State that RPC's hooks share: the ids that travel behind each message, and open calls."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class AnsweredCall(NamedTuple):
 
 
 class RpcCalls:
-    """What has to be remembered between two moments of a call. Keyed by thread where a thread carries it over."""
+    """The calls under way. Keyed by thread where both moments of a call are on one thread."""
 
     def __init__(self, host: Host, graph: Any) -> None:
         self.emit = self.host = host
@@ -76,7 +76,7 @@ _observing = threading.local()
 
 @contextmanager
 def observing() -> Iterator[None]:
-    """What this thread calls inside is no part of the program."""
+    """Mark what this thread calls inside as no part of the program."""
     _observing.on = True
     try:
         yield
@@ -85,7 +85,7 @@ def observing() -> Iterator[None]:
 
 
 def observing_now() -> bool:
-    """Whether what this thread calls is no part of the program."""
+    """Return whether what this thread calls is no part of the program."""
     return getattr(_observing, "on", False)
 
 
@@ -110,6 +110,7 @@ def watch_runs(emit: Emit, node: Any, begins: Callable[[Any], Any], ends: Callab
 
 
 def error_of(future: Any) -> str:
+    """Return the name of the error with which a future is done; "" without one."""
     try:
         future.value()
     except Exception as error:  # The call's own, of whatever class: the program sees it at `wait`.
@@ -118,7 +119,7 @@ def error_of(future: Any) -> str:
 
 
 def flatten(value: Any) -> Iterator[Any]:
-    """What is in lists, tuples and dicts, however deep."""
+    """Yield the values in lists, tuples and dicts, however deep."""
     if isinstance(value, list | tuple):
         for each in value:
             yield from flatten(each)
@@ -129,7 +130,7 @@ def flatten(value: Any) -> Iterator[Any]:
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
-    """Those that C++ sends of a value: each once. (Another view of the same storage is another tensor.)"""
+    """Return the tensors that C++ sends of a value, each once; views are tensors of their own."""
     return list({id(each): each for each in flatten(value) if isinstance(each, torch.Tensor)}.values())
 
 
@@ -142,12 +143,12 @@ def result_of_cpp(value: Any) -> RpcResult:
 
 
 def describe_all(tensors: Sequence[torch.Tensor | None]) -> tuple[TensorInfo, ...]:
-    """Their outsides, with the payload that RPC sends."""
+    """Describe tensors, with the payload that RPC sends."""
     return tuple([_describe(each) for each in tensors if each is not None])
 
 
 def _describe(tensor: torch.Tensor) -> TensorInfo:
-    """TensorPipe sends the storage of a tensor: more than a view needs, less than an expanded tensor has.
+    """Describe a tensor whose storage TensorPipe sends: more than a view needs, less than an expanded tensor has.
 
     Unless that is wasteful: then torch copies the view first (`cloneSparseTensors` in torch/csrc/.../rpc/utils.cpp).
     """

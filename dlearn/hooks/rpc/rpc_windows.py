@@ -103,7 +103,7 @@ def watch_windows(calls: RpcCalls, patches: Patches) -> None:
 
 
 def _fetched(calls: RpcCalls, value: Any, owner: int) -> RpcResult:
-    """Describe the value of an RRef that has not passed Python's pickler: C++ made it, as the result of a builtin."""
+    """Describe an RRef's value that has not passed Python's pickler: the result of a builtin."""
     context = calls.known_context()
     if context is not None:
         watch_crossings(calls, tensors_in(value), context, owner)
