@@ -147,13 +147,13 @@ LINES = {
     "dlearn": 1_125,
     "dlearn/analysis": 6_547,
     "dlearn/backends": 678,
-    "dlearn/cluster": 3_507,
+    "dlearn/cluster": 3_505,
     "dlearn/collectives": 602,
     "dlearn/course": 1_802,
-    "dlearn/draw": 5_045,
-    "dlearn/events": 4_525,
+    "dlearn/draw": 5_041,
+    "dlearn/events": 4_715,
     "dlearn/export": 627,
-    "dlearn/hooks": 4_350,
+    "dlearn/hooks": 4_333,
     "dlearn/join": 4_768,
     "dlearn/lessons": 2_678,
     "dlearn/live": 1_272,
@@ -171,10 +171,10 @@ SLACK = 0.01
 """So far below its budget a folder may be before the budget has to be lowered."""
 HABITS = {
     "conditionals inside f-strings": 7,
-    "docstrings that begin with no verb": 505,
-    "functions of more than 10 branches": 16,
-    "lines over 100 characters": 2_924,
-    "statements of more than one comprehension": 65,
+    "docstrings that begin with no verb": 261,
+    "functions of more than 10 branches": 11,
+    "lines over 100 characters": 2_777,
+    "statements of more than one comprehension": 57,
 }
 
 
