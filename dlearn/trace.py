@@ -14,7 +14,7 @@ import numpy as np
 
 from dlearn.errors import TraceError
 from dlearn.events.event import Counters, Event, Span
-from dlearn.events.event_table import Column, Events, of_events
+from dlearn.events.event_table import Column, Events, Mask, of_events
 from dlearn.events.loading import first_names, load_job
 from dlearn.events.mpi_facts import OtherMpiCall, calls_not_read
 from dlearn.events.printable import printable
@@ -132,16 +132,13 @@ class Trace(Selection, Shown):
             raise TraceError(f"a window from {start_ms:g} ms to {end_ms:g} ms ends before it begins: swap the two.")
         first_ns = self.whole.first_ns
 
-        def is_in(at_ns: int | None) -> bool:
+        def is_in(at_ns: Column) -> Mask:
             # What the agents of RPC logged before the first event belongs to the first window.
-            at_ms = 0.0 if at_ns is None else max(0, at_ns - first_ns) / 1e6
-            return start_ms <= at_ms and (end_ms is None or at_ms < end_ms)
+            at_ms = (np.maximum(at_ns, first_ns) - first_ns) / 1e6
+            return (start_ms <= at_ms) & (end_ms is None or at_ms < end_ms)
 
-        at_ms = np.maximum(self.whole.begins_ns - first_ns, 0) / 1e6
-        chosen = start_ms <= at_ms
-        if end_ms is not None:
-            chosen &= at_ms < end_ms
-        return self._keep(self.rows.where(chosen), self.rpc.sent_between(is_in))
+        begun = is_in(self.whole.begins_ns)
+        return self._keep(self.rows.where(begun), self.rpc.sent_between(is_in))
 
     @cached_property
     def first_ns(self) -> int:

@@ -76,7 +76,7 @@ class OperationClass(msgspec.Struct, frozen=True, kw_only=True):
 
     `misfit` says why the ends do not fit together; None where they do. `role` is what torch makes it for, where no
     program asked: "DDP sends rank 0's model". Of a point-to-point operation `sender`, `receiver` and `payload_bytes`
-    say from whom, to whom, how much. `exchange` is an RPC's request with its reply.
+    say from whom, to whom, how much.
     """
 
     op: str
@@ -86,4 +86,3 @@ class OperationClass(msgspec.Struct, frozen=True, kw_only=True):
     sender: int | None = None
     receiver: int | None = None
     payload_bytes: int = 0
-    exchange: RpcExchange | None = None

@@ -11,8 +11,8 @@ import numpy as np
 from dlearn.events.event_table import Mask
 from dlearn.events.source import ServiceCall, in_use
 from dlearn.join import buckets
-from dlearn.join.ends import End, Group, OperationClass, RpcEnd, bytes_of
-from dlearn.join.rpc_messages import rpc_operations
+from dlearn.join.ends import End, Group, OperationClass, bytes_of
+from dlearn.join.rpc_messages import EndTable, with_rpc
 from dlearn.join.selection import Selection, once
 from dlearn.join.tables.operation_table import OperationTable
 from dlearn.join.tables.operations import Operations
@@ -37,18 +37,18 @@ def operations(trace: Selection) -> Operations:
 def _table(whole: Selection) -> OperationTable:
     """All that was met, with what DDP has it carry, and the calls of RPC and of services."""
     met = replace(whole.met, bucket_labels=buckets.assign(whole))
-    return met.with_more([*rpc_operations(whole), *_service_operations(whole)])
+    return with_rpc(met, whole.rpc.exchanges.table).with_more([*_service_operations(whole)])
 
 
 def _chosen_ends(trace: Selection, table: OperationTable) -> Mask:
-    """Which rows of the table's events are of this selection; of RPC those whose request is."""
-    exchanges = {id(exchange) for exchange in trace.rpc.exchanges}
-    made = table.events.firsts[len(trace.table.firsts) :]
-    ends = [isinstance(end, RpcEnd) and id(end.exchange) in exchanges for end in made]
-    return np.append(trace.rows.chosen, np.array(ends, bool))
+    """Return which of the table's events are of this selection; of RPC those whose request is."""
+    events, exchanges = table.events, trace.rpc.exchanges
+    if not isinstance(events, EndTable):
+        return trace.rows.chosen
+    return np.append(trace.rows.chosen, np.isin(events.exchange, exchanges.rows))
 
 
-def _service_operations(trace: Selection) -> Iterator[tuple[OperationClass, tuple[End, ...]]]:
+def _service_operations(trace: Selection) -> Iterator[tuple[OperationClass, End]]:
     """Each call of a service as an operation of its caller and the rank that was asked, as far as its Source knows."""
     for source in in_use.values():
         kinds = tuple(kind.columns for kind in source.kinds if issubclass(kind.columns, ServiceCall))
@@ -59,7 +59,7 @@ def _service_operations(trace: Selection) -> Iterator[tuple[OperationClass, tupl
             members = (call.rank,) if host in (None, call.rank) else (call.rank, host)
             group = Group(source.name, source.name, members, default=False)
             sizes = {"sender": call.rank, "receiver": host, "payload_bytes": bytes_of(call.tensors)}
-            yield OperationClass(op=call.op, group=group, **sizes), (call,)
+            yield OperationClass(op=call.op, group=group, **sizes), call
 
 
 def everybody(trace: Selection) -> set[int]:

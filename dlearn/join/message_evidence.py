@@ -12,7 +12,7 @@ from dlearn.join.joining import everybody, operations
 from dlearn.join.ledger import Ledger, Stretch, ledger_of
 from dlearn.join.operation_messages import TransferTimes, columns_of, columns_of_calls, message_count, why_unknown
 from dlearn.join.selection import Selection, once
-from dlearn.join.tables.message_table import Messages, together
+from dlearn.join.tables.message_table import Messages, order_of_sending, together
 from dlearn.join.tables.operations import Operations
 from dlearn.join.wire import meters
 from dlearn.join.wording import Reason, ReasonKind
@@ -29,34 +29,29 @@ def messages(trace: Selection) -> Messages:
     whose messages are not known, or too many, are listed with the reason; one that sends nothing is not.
     """
     asked = operations(trace)
-    calls = np.flatnonzero(asked.table.is_call[asked.rows])
-    called, contents = columns_of_calls(calls.tolist(), asked.at(calls))
+    called, contents = columns_of_calls(asked)
     fits = _fits(asked, np.bincount(called.operation, minlength=len(asked)))
     leaves, outer = asked.leaves()
-    parts = []
-    for one, places in leaves.alike():
-        mine = places[fits[outer[places]]]
-        if len(mine) and not one.is_call:
-            part = columns_of(one, TransferTimes(*leaves.times(mine)), mine)
-            parts.append(part._replace(operation=outer[part.operation]))
-    columns = together([*parts, called.of(fits[called.operation])])
+    parts = [called.of(fits[called.operation])]
+    for one, places in leaves.groups(np.flatnonzero(fits[outer] & ~leaves.is_call)):
+        part = columns_of(one, TransferTimes(*leaves.times(places)), places)
+        parts.append(part._replace(operation=outer[part.operation]))
+    columns = together(parts, order_of_sending(parts, asked))
     gave_none = fits.copy()
     gave_none[columns.operation] = False
     reasons = dict.fromkeys(np.flatnonzero(~fits).tolist(), Reason.of(ReasonKind.TOO_MANY, MOST_MESSAGES))
-    for one, places in asked.alike():
-        left = places[gave_none[places]]
-        reason = why_unknown(one) if len(left) else None
+    for one, places in asked.groups(np.flatnonzero(gave_none)):
+        reason = why_unknown(one)
         if reason is not None:
-            reasons |= dict.fromkeys(left.tolist(), reason)
+            reasons |= dict.fromkeys(places.tolist(), reason)
     agreed = confirmed(trace, columns.operation, columns.src, columns.dst)
     return Messages(asked, columns, contents, agreed, sorted(reasons.items(), key=itemgetter(0)))
 
 
 def _fits(asked: Operations, counts: Column) -> Mask:
     """Return which operations get their messages; `counts` holds the numbers of those of calls."""
-    for one, places in asked.alike():
-        if not one.is_call:
-            counts[places] = message_count(one)
+    for one, places in asked.groups(np.flatnonzero(~asked.is_call)):
+        counts[places] = message_count(one)
     few = counts <= MOST_MESSAGES
     return np.asarray(few & (np.cumsum(np.where(few, counts, 0)) <= MOST_MESSAGES))
 

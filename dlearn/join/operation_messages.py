@@ -7,7 +7,7 @@ collective are derived from the backend's algorithm. What is said of one operati
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import starmap
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ from dlearn.events.source import ServiceCall, in_use
 from dlearn.join import gloo, nccl_rings
 from dlearn.join.ends import How, bytes_of
 from dlearn.join.gloo_schedules import Schedule, Send
-from dlearn.join.rpc_messages import messages_of_exchange, why_nothing_sent
+from dlearn.join.rpc_messages import EndTable, columns_of_exchanges, messages_of_exchange, why_nothing_sent
 from dlearn.join.tables.message_table import (
     AS_ITS_OPERATION,
     HOWS,
@@ -31,6 +31,7 @@ from dlearn.join.tables.message_table import (
     together,
 )
 from dlearn.join.tables.operation_table import Operation
+from dlearn.join.tables.operations import Operations
 from dlearn.join.wording import Reason, ReasonKind
 
 
@@ -69,26 +70,39 @@ def messages_of(operation: Operation) -> list[Message]:
 
     None where `why_unknown` has a reason.
     """
-    contents = [AS_ITS_OPERATION]
+    contents = {AS_ITS_OPERATION: 0}
     if operation.is_call:
-        columns, contents = columns_of_calls([0], [operation])
+        columns = _columns_of_call(0, operation, contents)
     elif operation.refused:
         return []
     else:
         columns = together([columns_of(part, TransferTimes.of(part)) for part in operation.steps or (operation,)])
-    return columns.made([operation] * len(columns.src), contents, [False] * len(columns.src))
+    return columns.made([operation] * len(columns.src), [*contents], [False] * len(columns.src))
 
 
-def columns_of_calls(places: Iterable[int], calls: Iterable[Operation]) -> tuple[MessageColumns, list[Content]]:
-    """The messages of calls of RPC and of services, which have these places, and what they carry."""
+def columns_of_calls(asked: Operations) -> tuple[MessageColumns, list[Content]]:
+    """Return the messages of all calls of RPC and of services, and what they hold."""
     contents = {AS_ITS_OPERATION: 0}
+    first_end = asked.table.end_row[asked.table.first[asked.rows]]
+    parts = []
+    is_rpc = np.zeros(len(asked), bool)
+    if isinstance(events := asked.table.events, EndTable):
+        is_rpc = first_end >= len(events.recorded)
+        exchange = events.exchange[first_end[is_rpc] - len(events.recorded)]
+        parts = columns_of_exchanges(np.flatnonzero(is_rpc), events.exchanges, exchange, contents)
+    services = np.flatnonzero(asked.table.is_call[asked.rows] & ~is_rpc)
+    for place, call in zip(services.tolist(), asked.at(services), strict=True):
+        parts.append(_columns_of_call(place, call, contents))
+    return together(parts), [*contents]
+
+
+def _columns_of_call(place: int, call: Operation, contents: dict[Content, int]) -> MessageColumns:
     rows: list[tuple[int, ...]] = []
-    for place, call in zip(places, calls, strict=True):
-        for *sent, content in _of_call(call):
-            src, dst, size, how, sent_ns, received_ns, step = (NONE if value is None else value for value in sent)
-            number = contents.setdefault(content, len(contents))
-            rows.append((place, src, dst, size, how, sent_ns, received_ns, 0, 0, step, number))
-    return MessageColumns(*np.array(rows, np.int64).reshape(-1, len(MessageColumns._fields)).T), [*contents]
+    for *sent, content in _of_call(call):
+        *fields, step = (NONE if value is None else value for value in sent)
+        number = contents.setdefault(content, len(contents))
+        rows.append((place, *fields, 0, 0, step, number))
+    return MessageColumns(*np.array(rows, np.int64).reshape(-1, len(MessageColumns._fields)).T)
 
 
 def _of_call(operation: Operation) -> Iterator[CallMessage]:
@@ -169,19 +183,23 @@ def _sent(send: Operation, times: TransferTimes, places: np.ndarray) -> MessageC
     offset, whole, step = 0, 0, 0
     if isinstance(first, PointToPoint) and first.op == "send":
         offset, whole, step = first.offset_bytes, first.whole_bytes, first.step
-    count, none = len(places), np.full(len(places), NONE)
+
+    def each(value: int) -> np.ndarray:
+        """Return a column of the same number that takes no room."""
+        return np.broadcast_to(value, len(places))
+
     return MessageColumns(
         operation=places,
-        src=np.full(count, send.sender),
-        dst=np.full(count, send.receiver),
-        payload_bytes=np.full(count, send.payload_bytes),
-        how=np.full(count, HOWS.index(_how(send))),
-        sent_ns=times.starts_ns[:, 0] if first.op == "send" else none,
-        received_ns=times.ends_ns[:, -1] if last.op == "recv" else none,
-        offset_bytes=np.full(count, offset),
-        whole_bytes=np.full(count, whole or send.payload_bytes),
-        step=np.full(count, step),
-        content=np.zeros(count, np.intp),
+        src=each(send.sender),
+        dst=each(send.receiver),
+        payload_bytes=each(send.payload_bytes),
+        how=each(HOWS.index(_how(send))),
+        sent_ns=times.starts_ns[:, 0] if first.op == "send" else each(NONE),
+        received_ns=times.ends_ns[:, -1] if last.op == "recv" else each(NONE),
+        offset_bytes=each(offset),
+        whole_bytes=each(whole or send.payload_bytes),
+        step=each(step),
+        content=each(0),
     )
 
 

@@ -6,12 +6,17 @@ message; its own messages have a fixed size. (Measured against a C++ agent that 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
+from dataclasses import dataclass
 
+import numpy as np
 from msgspec.structs import replace
 
-from dlearn.events.event import RpcCall, RpcReply, TensorInfo
-from dlearn.join.ends import End, Group, OperationClass, RpcEnd, bytes_of
+from dlearn.events.event import Event, RpcCall, RpcReply, TensorInfo
+from dlearn.events.event_table import NONE, OTHER, Column, EventTable, Mask, Rows
+from dlearn.join.ends import Group, OperationClass, RpcEnd, bytes_of
+from dlearn.join.rpc.exchange_table import ExchangeTable, at_rows, numbers_of
 from dlearn.join.rpc.rpc_exchange import (
     ACCEPT,
     BACKWARD,
@@ -26,8 +31,8 @@ from dlearn.join.rpc.rpc_exchange import (
     answer_of,
     kind_of_reply,
 )
-from dlearn.join.selection import Selection
-from dlearn.join.tables.message_table import HOWS, CallMessage, Content, Message
+from dlearn.join.tables.message_table import HOWS, CallMessage, Content, Message, MessageColumns
+from dlearn.join.tables.operation_table import OperationTable
 from dlearn.join.wording import NONE_PICKLED, Reason, ReasonKind, reply_tensors, request_tensors
 
 UNKNOWN = "unknown"
@@ -49,21 +54,116 @@ FRAMING_ERROR = 4
 _EMPTY = {"RREF_BACKWARD_RESP", "RREF_ACK", "CLEANUP_AUTOGRAD_CONTEXT_RESP", "BACKWARD_AUTOGRAD_RESP"}
 
 
-def rpc_operations(trace: Selection) -> Iterator[tuple[OperationClass, tuple[End, ...]]]:
-    """Each request with its reply as one operation; none of them is left out."""
-    for exchange in trace.rpc.exchanges:
-        if exchange.call is None or not exchange.call.observer:
-            yield _operation(exchange)
+@dataclass(eq=False)
+class EndTable(EventTable):
+    """The events of a job, and behind them the ends of each exchange, which no process recorded.
+
+    `recorded` are the former. `exchange` says which exchange each of the latter is an end of, and
+    `is_callee` which of the two.
+    """
+
+    recorded: EventTable
+    exchanges: ExchangeTable
+    exchange: Rows
+    is_callee: Mask
+
+    def made(self, rows: Rows) -> list[Event]:
+        """Return the events of these rows."""
+        index = rows - len(self.recorded)
+        made, found = index >= 0, np.empty(len(rows), object)
+        found[~made] = np.fromiter(self.recorded.made(rows[~made]), object)
+        index = index[made]
+        sides = self.is_callee[index].tolist()
+        exchanges = self.exchanges.made(self.exchange[index])
+        ends = [ends_of(each)[side] for each, side in zip(exchanges, sides, strict=True)]
+        found[made] = np.fromiter(ends, object)
+        both: list[Event] = found.tolist()
+        return both
 
 
-def _operation(exchange: RpcExchange) -> tuple[OperationClass, tuple[End, ...]]:
+def with_rpc(met: OperationTable, exchanges: ExchangeTable) -> OperationTable:
+    """Return the operations with one more for each exchange that is not the cluster's own."""
+    if not len(exchanges):
+        return met
+    rows = np.flatnonzero(~exchanges.observer)
+    counts = 1 + (exchanges.received_ns[rows] != NONE)
+    events = _with_ends(met.events, exchanges, np.repeat(rows, counts))
+    group, firsts = exchanges.groups
+    return dataclasses.replace(
+        met,
+        events=events,
+        classes=[*met.classes, *map(_class_of, exchanges.made(firsts))],
+        like=np.append(met.like, len(met.classes) + group[rows]),
+        first=np.append(met.first, met.first[-1] + np.cumsum(counts)),
+        end_row=np.append(met.end_row, np.arange(len(met.events), len(events))),
+    )
+
+
+def _with_ends(recorded: EventTable, exchanges: ExchangeTable, exchange: Rows) -> EndTable:
+    """Return the events with one more for each of these: twice where the request arrived."""
+    is_callee = np.append(False, exchange[1:] == exchange[:-1])[: len(exchange)]
+    call, run, cause = (rows[exchange] for rows in (exchanges.call, exchanges.run, exchanges.cause))
+    src, dst = exchanges.src[exchange], exchanges.dst[exchange]
+    sent_ns, reply_sent_ns = exchanges.sent_ns[exchange], exchanges.reply_sent_ns[exchange]
+    reply_received_ns = exchanges.reply_received_ns[exchange]
+    request_id = exchanges.request_id[exchange]
+
+    start_ns = at_rows(recorded.start_ns, call, np.maximum(sent_ns, 0))
+    end_ns = _or(at_rows(recorded.end_ns, call, NONE), reply_received_ns)
+    callee_end_ns = _or(reply_sent_ns, at_rows(recorded.end_ns, run, NONE))
+    ended_by = at_rows(recorded.ended_by, call, OTHER)
+    callee_ended_by = np.where(reply_sent_ns != NONE, OTHER, at_rows(recorded.ended_by, run, OTHER))
+    # What C++ sends for a cause on another rank has no span around it here.
+    is_own = ~is_callee & (at_rows(recorded.rank, cause, -1) == src)
+    calls = np.where(call >= 0, numbers_of(recorded, call, "call"), 0)
+    group, firsts = exchanges.groups
+    ends = [ends_of(each) for each in exchanges.made(firsts)]
+    more = {
+        "like": len(recorded.firsts) + 2 * group[exchange] + is_callee,
+        "rank": np.where(is_callee, dst, src),
+        "number": -1 - 2 * exchange - is_callee,
+        "start_ns": np.where(is_callee, exchanges.received_ns[exchange], start_ns),
+        "end_ns": np.where(is_callee, callee_end_ns, end_ns),
+        "ended_by": np.where(is_callee, callee_ended_by, ended_by).astype(np.int8),
+        "parent": np.where(is_own, at_rows(recorded.parent, cause, NONE), NONE),
+        "seq": np.where(request_id == NONE, calls, request_id),
+        "backward": np.full(len(exchange), NONE),
+    }
+    columns = {name: np.append(getattr(recorded, name), column) for name, column in more.items()}
+    prototypes = [end for both in ends for end in (both[0], both[-1])]
+    return EndTable(
+        [*recorded.firsts, *prototypes],
+        **columns,
+        recorded=recorded,
+        exchanges=exchanges,
+        exchange=exchange,
+        is_callee=is_callee,
+    )
+
+
+def _or(times: Column, others: Column) -> Column:
+    """Return these times, or the others where they are not known."""
+    return np.where((times == NONE) | (times == 0), others, times)
+
+
+def _class_of(exchange: RpcExchange) -> OperationClass:
+    members = tuple(dict.fromkeys((exchange.src, exchange.dst)))
+    return OperationClass(op=op_of(exchange), group=Group("rpc", "rpc", members, default=False))
+
+
+def op_of(exchange: RpcExchange) -> str:
+    """Return what was called, or else the kind of the request."""
+    return (exchange.call.op if exchange.call is not None else exchange.kind) or UNKNOWN
+
+
+def ends_of(exchange: RpcExchange) -> tuple[RpcEnd, ...]:
+    """Return the caller's end, and the callee's where the request is known to have arrived."""
     call, run, cause = exchange.call, exchange.run, exchange.cause
-    op = (call.op if call is not None else exchange.kind) or UNKNOWN
     seq = exchange.request.id if exchange.request is not None else call.call if call is not None else 0
     caller = RpcEnd(
         number=-1 - 2 * exchange.number,
         rank=exchange.src,
-        op=op,
+        op=op_of(exchange),
         seq=seq,
         start_ns=call.start_ns if call is not None else exchange.sent_ns or 0,
         end_ns=(call.end_ns if call is not None else None) or exchange.reply_received_ns,
@@ -75,23 +175,20 @@ def _operation(exchange: RpcExchange) -> tuple[OperationClass, tuple[End, ...]]:
         site=call.site if call is not None else "",
         exchange=exchange,
     )
-    ends: tuple[RpcEnd, ...] = (caller,)
-    if exchange.received_ns is not None:
-        callee = replace(
-            caller,
-            number=caller.number - 1,
-            rank=exchange.dst,
-            start_ns=exchange.received_ns,
-            end_ns=exchange.reply_sent_ns or (run.end_ns if run is not None else None),
-            ended_by="log" if exchange.reply_sent_ns is not None or run is None else run.ended_by,
-            error=run.error if run is not None else "",
-            parent=None,
-            site="",
-        )
-        ends = (caller, callee)
-    members = tuple(dict.fromkeys((exchange.src, exchange.dst)))
-    group = Group("rpc", "rpc", members, default=False)
-    return OperationClass(op=op, group=group, exchange=exchange), ends
+    if exchange.received_ns is None:
+        return (caller,)
+    callee = replace(
+        caller,
+        number=caller.number - 1,
+        rank=exchange.dst,
+        start_ns=exchange.received_ns,
+        end_ns=exchange.reply_sent_ns or (run.end_ns if run is not None else None),
+        ended_by="log" if exchange.reply_sent_ns is not None or run is None else run.ended_by,
+        error=run.error if run is not None else "",
+        parent=None,
+        site="",
+    )
+    return caller, callee
 
 
 def phase_of(exchange: RpcExchange) -> str:
@@ -138,6 +235,34 @@ def messages_of_exchange(exchange: RpcExchange) -> Iterator[CallMessage]:
     control = says_nothing and not _has_unseen_result(call)  # A C++ call's result never passes Python.
     content = Content(kind_of_reply(exchange) or UNKNOWN, tensors, packed, observer, control, known_by)
     yield CallMessage(dst, src, _payload(packed, tensors), how, sent_ns, received_ns, 1, content)
+
+
+def columns_of_exchanges(
+    places: Rows, table: ExchangeTable, rows: Rows, contents: dict[Content, int]
+) -> list[MessageColumns]:
+    """Return the requests and the replies of these exchanges, which are the operations `places`.
+
+    What they hold is added to `contents`.
+    """
+    group, firsts = table.groups
+    groups, inverse = np.unique(group[rows], return_inverse=True)
+    # Of each group src, dst, payload_bytes, how and content of the request and of the reply.
+    said = np.full((2, 5, len(groups)), -1)
+    for number, one in enumerate(table.made(firsts[groups])):
+        for message in messages_of_exchange(one):
+            size = NONE if message.payload_bytes is None else message.payload_bytes
+            content = contents.setdefault(message.content, len(contents))
+            said[message.step, :, number] = message.src, message.dst, size, message.how, content
+    times = ((table.sent_ns, table.received_ns), (table.reply_sent_ns, table.reply_received_ns))
+    found = []
+    for step, (sent_ns, received_ns) in enumerate(times):
+        chosen = said[step, 3][inverse] >= 0
+        src, dst, size, how, content = said[step][:, inverse[chosen]]
+        zero = np.zeros(len(src), np.int64)
+        sent_ns, received_ns = sent_ns[rows[chosen]], received_ns[rows[chosen]]
+        fields = (src, dst, size, how, sent_ns, received_ns, zero, zero, zero + step, content)
+        found.append(MessageColumns(places[chosen], *fields))
+    return found
 
 
 def why_nothing_sent(exchange: RpcExchange) -> Reason | None:

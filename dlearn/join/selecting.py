@@ -57,14 +57,12 @@ def caused_within(table: EventTable, met: OperationTable, rpc: Rpc, span: str) -
     enclosing = table.of_firsts(lambda first: isinstance(first, Span) and first.name == span)
     inside = _below(table, enclosing)
     inside[met.end_row[met.ends_of(np.flatnonzero(met.with_an_end(inside)))]] = True
-    calls = [
-        (table.row_of(each.call.rank, each.call.number), table.row_of(each.run.rank, each.run.number))
-        for each in rpc.exchanges
-        if each.call is not None and each.run is not None
-    ]
+    exchanges = rpc.exchanges.table
+    ran = (exchanges.call >= 0) & (exchanges.run >= 0)
+    call, run = exchanges.call[ran], exchanges.run[ran]
     # What calls of RPC have set going on other ranks, and what that called in turn.
-    while runs := [run for call, run in calls if inside[call] and not inside[run]]:
-        inside[runs] = True
+    while (set_going := inside[call] & ~inside[run]).any():
+        inside[run[set_going]] = True
         inside |= _below(table, inside)
     return inside
 
@@ -90,8 +88,8 @@ def begins_of_operations(table: EventTable, met: OperationTable, rpc: Rpc) -> Co
     begins = table.start_ns.copy()
     start_ns = np.where(met.outer >= 0, met.start_ns[met.outer], met.start_ns) if len(met) else met.start_ns
     begins[met.end_row] = np.repeat(start_ns, np.diff(met.first))
-    for each in rpc.exchanges:
-        for event in (each.run, each.reply, each.arrival):
-            if event is not None and each.call is not None:
-                begins[table.row_of(event.rank, event.number)] = each.call.start_ns
+    exchanges = rpc.exchanges.table
+    for rows in (exchanges.run, exchanges.reply, exchanges.arrival):
+        known = (rows >= 0) & (exchanges.call >= 0)
+        begins[rows[known]] = table.start_ns[exchanges.call[known]]
     return begins

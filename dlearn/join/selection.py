@@ -91,8 +91,8 @@ class Selection:
     def rpc(self) -> Rpc:
         """Return every chosen RPC request with its reply, and what keeps the record from being complete."""
         if self.selected_from is None:
-            return join_rpc(self.processes, self.events)
-        return self.requests if self.requests is not None else self.whole.rpc.of(self.events)
+            return join_rpc(self.processes, self.rows)
+        return self.requests if self.requests is not None else self.whole.rpc.of(self.rows)
 
     @cached_property
     def answers(self) -> dict[str, Any]:

@@ -226,6 +226,7 @@ class Seen:
 
 
 def seen(events: Iterable[Event], known: Workers) -> Seen:
+    """Sort these events by what they say of a call."""
     found = Seen()
     for event in events:
         match event:

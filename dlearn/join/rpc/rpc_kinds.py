@@ -15,50 +15,40 @@ autograd (torch's notes "Remote Reference Protocol" and "Distributed Autograd De
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from heapq import heappop, heappush
 
-from dlearn.events.event import Event, RpcCall, RpcReply, RpcRun, RpcWindow
+import numpy as np
+
+from dlearn.events.event import RpcCall, RpcReply, RpcRun, RpcWindow
+from dlearn.events.event_table import Column, Events, Mask
 from dlearn.events.process import Process
-from dlearn.join.rpc.rpc_exchange import (
-    ACCEPT,
-    BACKWARD,
-    CLEANUP,
-    DELETE,
-    FETCH,
-    FORK,
-    FORWARD,
-    RREF_BACKWARD,
-    KnownBy,
-    Request,
-    RpcExchange,
-    Seen,
-    Workers,
-    kind_of_call,
-    requests,
-    seen,
-    workers,
-)
+from dlearn.join.rpc import exchange_table
+from dlearn.join.rpc import rpc_exchange as rpc
+from dlearn.join.rpc.exchange_table import Exchanges, ExchangeTable, at_rows
+from dlearn.join.rpc.rpc_exchange import KnownBy, Request, RpcExchange, Seen, Workers
 from dlearn.join.rpc.rpc_matching import Cause, RequestMatcher, TimeWindow, shortest_first, stretch_of
 
 
 @dataclass(frozen=True)
 class Rpc:
-    """All exchanges, in the order of sending. `logged` counts the requests that the agents' logs tell of.
+    """All exchanges, in the order of sending. `gaps` says what is missing from the agents' logs."""
 
-    `gaps` says in words what is missing from the logs.
-    """
-
-    exchanges: tuple[RpcExchange, ...] = ()
-    logged: int = 0
+    exchanges: Exchanges = field(default_factory=exchange_table.no_exchanges)
     gaps: tuple[str, ...] = ()
 
     @property
+    def logged(self) -> int:
+        """Count the requests that stand in the agents' logs."""
+        return int(self.exchanges.table.is_logged[self.exchanges.rows].sum())
+
+    @property
     def explained(self) -> int:
-        """Requests of the log whose kind is known."""
-        return sum(each.request is not None and each.kind != "" for each in self.exchanges)
+        """Count the requests of the logs whose kind is known."""
+        table = self.exchanges.table
+        return int((table.is_logged & (table.kind != exchange_table.UNKNOWN_KIND))[self.exchanges.rows].sum())
 
     @property
     def complete(self) -> bool:
@@ -67,54 +57,54 @@ class Rpc:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What is missing, and how many requests are of an unknown kind."""
+        """Say what is missing, and how many requests are of an unknown kind."""
         unknown = self.logged - self.explained
         if not unknown:
             return self.gaps
         return (*self.gaps, f"of {unknown:,} of {self.logged:,} requests over RPC the kind is unknown")
 
-    def of(self, events: Iterable[Event]) -> Rpc:
-        """Those that these events caused: a call, a window, or all of a context or a backward pass that they began."""
-        mine: set[tuple[int, int]] = set()
-        opened: dict[str, set[int | None]] = {"context": set(), "backward": set()}
-        for event in events:
-            mine.add((event.rank, event.number))
-            if isinstance(event, RpcWindow) and event.op in opened:
-                opened[event.op].add(event.context)
-        found = [
-            each
-            for each in self.exchanges
-            if (each.cause is not None and (each.cause.rank, each.cause.number) in mine)
-            or (each.context is not None and each.context in opened["context"])
-            or (each.kind == BACKWARD and each.context is not None and each.context in opened["backward"])
-        ]
-        return self._keep(found)
+    def of(self, events: Events) -> Rpc:
+        """Return the exchanges that these events caused.
 
-    def sent_between(self, wanted: Callable[[int | None], bool]) -> Rpc:
-        """Those that were called, or sent by C++ itself, at a time that is wanted."""
-        return self._keep(
-            [each for each in self.exchanges if wanted(each.call.start_ns if each.call is not None else each.sent_ns)]
-        )
+        That is by a call, a window, or all of a context or a backward pass that they began.
+        """
+        table = self.exchanges.table
+        opened: dict[str, set[int]] = {"context": set(), "backward": set()}
+        for window in events.of(RpcWindow):
+            if window.op in opened and window.context is not None:
+                opened[window.op].add(window.context)
+        begun, backward = (np.isin(table.context, list(contexts)) for contexts in opened.values())
+        caused = at_rows(events.chosen, table.cause, 0) > 0
+        kept = caused | begun | (backward & (table.kind == exchange_table.BACKWARD_KIND))
+        return self._keep(kept)
 
-    def _keep(self, found: Sequence[RpcExchange]) -> Rpc:
-        return Rpc(tuple(found), sum(each.request is not None for each in found), self.gaps)
+    def sent_between(self, wanted: Callable[[Column], Mask]) -> Rpc:
+        """Return the exchanges that were called, or sent by C++, at a time in ns that is wanted."""
+        return self._keep(wanted(self.exchanges.table.called_ns))
+
+    def _keep(self, kept: Mask) -> Rpc:
+        rows = self.exchanges.rows
+        return replace(self, exchanges=Exchanges(self.exchanges.table, rows[kept[rows]]))
 
 
-def join_rpc(processes: Sequence[Process], events: Sequence[Event]) -> Rpc:
-    """Everything that the processes know of their RPCs."""
-    known = workers(processes)
+def join_rpc(processes: Sequence[Process], events: Events) -> Rpc:
+    """Return all RPCs that the processes of a job know; `events` are all events of the job."""
+    known = rpc.workers(processes)
     if not known.by_id:
         return Rpc()
-    found, gaps = requests(processes, known)
-    exchanges = join(seen(events, known), found, known)
-    lost = sum(each.request is None for each in exchanges)
+    found, gaps = rpc.requests(processes, known)
+    if found:
+        table = ExchangeTable.of(join(rpc.seen(events, known), found, known), events.table, known)
+    else:
+        table = ExchangeTable.of_calls(events.table, known)
+    lost = len(table) - int(table.is_logged.sum())
     if lost and not gaps:
         torch = sorted({process.header.torch for process in processes})
         gaps.append(
-            f"{lost:,} of {len(exchanges):,} calls do not stand in the agents' logs as torch {', '.join(torch)} writes"
+            f"{lost:,} of {len(table):,} calls do not stand in the agents' logs as torch {', '.join(torch)} writes"
             " them: what else was sent is not known"
         )
-    return Rpc(tuple(exchanges), len(found), tuple(gaps))
+    return Rpc(Exchanges(table, np.arange(len(table))), tuple(gaps))
 
 
 def join(saw: Seen, logged: Sequence[Request], known: Workers) -> list[RpcExchange]:
@@ -130,14 +120,7 @@ def join(saw: Seen, logged: Sequence[Request], known: Workers) -> list[RpcExchan
     _backward_in_cpp(saw, board)
     _deletions(saw, board, known)
     _unknown(saw, board)
-    exchanges = sorted(board.exchanges, key=lambda exchange: exchange.sent_ns or exchange.received_ns or 0)
-    over = {window.context: window.end_ns for window in saw.windows["backward"] if window.end_ns is not None}
-    ids = {rank: worker for worker, rank in known.by_id.items()}
-    for number, exchange in enumerate(exchanges):
-        exchange.number = number
-        exchange.after_backward = exchange.context in over and (exchange.sent_ns or 0) > over[exchange.context]
-        exchange.worker_ids = ids.get(exchange.src, 0), ids.get(exchange.dst, 0)
-    return exchanges
+    return sorted(board.exchanges, key=lambda each: each.sent_ns or each.received_ns or 0)
 
 
 # Calls ----------------------------------------------------------------------------------------------------------------
@@ -146,7 +129,7 @@ def join(saw: Seen, logged: Sequence[Request], known: Workers) -> list[RpcExchan
 def _python_calls(saw: Seen, board: RequestMatcher, known: Workers) -> None:
     """The narrowest stretches first; of several requests in one, that whose times at both ends are nearest."""
     for call in sorted(saw.calls, key=lambda call: call.handed_ns - call.start_ns):
-        kind, dst, cause = kind_of_call(call), known.rank(call.to), (call, call.context)
+        kind, dst, cause = rpc.kind_of_call(call), known.rank(call.to), (call, call.context)
         run, reply = saw.runs.get((call.rank, call.call)), saw.replies.get((call.rank, call.call))
         stretch = TimeWindow(call.rank, call.start_ns, call.handed_ns, dst)
         exchange = board.claim(kind, "python", cause, stretch, partial(_misfit, call, run, reply))
@@ -174,7 +157,9 @@ def _misfit(call: RpcCall, run: RpcRun | None, reply: RpcReply | None, request: 
 
 def _fetches(saw: Seen, board: RequestMatcher, known: Workers) -> None:
     for window in shortest_first([*saw.windows["to_here"], *saw.windows["rref backward"]]):
-        kind = RREF_BACKWARD if window.op == "rref backward" else FETCH if window.context is None else FORWARD
+        kind = rpc.FETCH if window.context is None else rpc.FORWARD
+        if window.op == "rref backward":
+            kind = rpc.RREF_BACKWARD
         cause, stretch = (window, window.context), stretch_of(window, known.rank(window.to))
         exchange = board.claim(kind, "window", cause, stretch)
         if exchange is not None:
@@ -206,7 +191,7 @@ def _backward(saw: Seen, board: RequestMatcher, known: Workers) -> None:
     """
     for window in shortest_first(saw.windows["crossing"]):
         dst = known.by_id.get(window.to) if window.to is not None else None
-        board.claim(BACKWARD, "window", (window, window.context), stretch_of(window, dst))
+        board.claim(rpc.BACKWARD, "window", (window, window.context), stretch_of(window, dst))
     began = {window.context: window.start_ns for window in saw.windows["backward"]}
     for window in sorted(saw.windows["gradient"], key=lambda window: -window.start_ns):
         src = known.rank(window.to)
@@ -215,7 +200,7 @@ def _backward(saw: Seen, board: RequestMatcher, known: Workers) -> None:
         candidates = [each for each in came if each[0] <= window.start_ns]
         if candidates:
             request = max(candidates, key=lambda each: each[0])[1]
-            board.take(request, BACKWARD, "window", (window, window.context))
+            board.take(request, rpc.BACKWARD, "window", (window, window.context))
 
 
 def _backward_in_cpp(saw: Seen, board: RequestMatcher) -> None:
@@ -223,9 +208,9 @@ def _backward_in_cpp(saw: Seen, board: RequestMatcher) -> None:
     ways: dict[int | None, Counter[tuple[int, int]]] = defaultdict(Counter)
     for exchange in board.exchanges:
         call, reply = exchange.call, exchange.reply
-        if exchange.kind == BACKWARD:
+        if exchange.kind == rpc.BACKWARD:
             ways[exchange.context][exchange.src, exchange.dst] -= 1
-        if exchange.kind != FORWARD:
+        if exchange.kind != rpc.FORWARD:
             continue
         if call is not None and call.needs_grad:
             ways[exchange.context][exchange.dst, exchange.src] += 1
@@ -235,7 +220,7 @@ def _backward_in_cpp(saw: Seen, board: RequestMatcher) -> None:
     for window in [*saw.windows["backward"], *saw.windows["rref backward"]]:
         for (here, there), count in ways[window.context].items():
             for request in board.within(TimeWindow(here, window.start_ns, window.end_ns, there))[: max(0, count)]:
-                board.take(request, BACKWARD, "rule", (window, window.context))
+                board.take(request, rpc.BACKWARD, "rule", (window, window.context))
 
 
 def _cleanups(saw: Seen, board: RequestMatcher) -> None:
@@ -246,7 +231,7 @@ def _cleanups(saw: Seen, board: RequestMatcher) -> None:
     """
     met: dict[tuple[int, int | None], set[int]] = defaultdict(set)
     for exchange in board.exchanges:
-        if exchange.context is not None and exchange.kind in (FORWARD, BACKWARD):
+        if exchange.context is not None and exchange.kind in (rpc.FORWARD, rpc.BACKWARD):
             met[exchange.src, exchange.context].add(exchange.dst)
             met[exchange.dst, exchange.context].add(exchange.src)
     for window in saw.windows["release"]:
@@ -261,7 +246,7 @@ def _cleanups(saw: Seen, board: RequestMatcher) -> None:
                 known_by: KnownBy = "window" if rank == window.rank else "rule"
                 misfit = partial(_no_cleanup, board, met[dst, window.context], last_ns)
                 cause, stretch = (window, window.context), TimeWindow(rank, first_ns, last_ns, dst)
-                told_it = board.claim(CLEANUP, known_by, cause, stretch, misfit)
+                told_it = board.claim(rpc.CLEANUP, known_by, cause, stretch, misfit)
                 if told_it is None:
                     continue
                 told.add((rank, dst))
@@ -297,9 +282,9 @@ def _references(saw: Seen, board: RequestMatcher, known: Workers) -> Asked:
             continue  # The owner took note of the copy when it sent it.
         cause = causes.of(window, parent)
         if owner == window.rank:
-            board.claim(ACCEPT, "window", cause, stretch_of(window, parent))
+            board.claim(rpc.ACCEPT, "window", cause, stretch_of(window, parent))
             continue
-        exchange = board.claim(FORK, "window", cause, stretch_of(window, owner), partial(_delay, parent, board))
+        exchange = board.claim(rpc.FORK, "window", cause, stretch_of(window, owner), partial(_delay, parent, board))
         if exchange is not None:
             asked.append((exchange, parent))
     return asked
@@ -311,7 +296,7 @@ def _acceptances(asked: Asked, board: RequestMatcher) -> None:
     for exchange, parent in sorted(asked, key=lambda each: each[0].reply_received_ns or 0):
         granted = _granted(exchange.request, parent, board)
         if granted is not None:
-            board.take(granted, ACCEPT, "rule", (exchange.cause, exchange.context))
+            board.take(granted, rpc.ACCEPT, "rule", (exchange.cause, exchange.context))
     for exchange in calls:
         _unpacked_in_cpp(exchange, board)
 
@@ -338,7 +323,7 @@ def _unpacked_in_cpp(asked: RpcExchange, board: RequestMatcher) -> None:
     mine = [rref for rref in call.rrefs if rref.owner == call.to]
     candidates = board.within(TimeWindow(asked.dst, request.received_ns, request.replying_ns, asked.src))
     for each in candidates[: len(mine)]:
-        board.take(each, ACCEPT, "rule", (call, asked.context))
+        board.take(each, rpc.ACCEPT, "rule", (call, asked.context))
 
 
 class _Causes:
@@ -374,7 +359,7 @@ def _deletions(saw: Seen, board: RequestMatcher, known: Workers) -> None:
     for request in board.left():
         if copies[request.src, request.dst] > 0 and request.src != request.dst:
             copies[request.src, request.dst] -= 1
-            board.take(request, DELETE, "rule")
+            board.take(request, rpc.DELETE, "rule")
 
 
 def _unknown(saw: Seen, board: RequestMatcher) -> None:

@@ -150,16 +150,37 @@ class MessageColumns(NamedTuple):
         ]  # fmt: skip
 
 
-def together(parts: Sequence[MessageColumns]) -> MessageColumns:
-    """All of these, one after the other."""
-    none = MessageColumns(*(np.empty(0, np.int64) for _ in MessageColumns._fields))
-    return MessageColumns(*map(np.concatenate, zip(none, *parts, strict=True)))
+_NARROW = {"src": np.int32, "dst": np.int32, "how": np.int8, "step": np.int32, "content": np.int32}
+"""Columns of small numbers take less room: there may be a million rows."""
+
+
+def together(parts: Sequence[MessageColumns], order: Rows | None = None) -> MessageColumns:
+    """Return the rows of all parts, one part after the other, or in this order."""
+    columns = (_column(parts, name) for name in MessageColumns._fields)
+    return MessageColumns(*(columns if order is None else (column[order] for column in columns)))
+
+
+def _column(parts: Sequence[MessageColumns], name: str) -> np.ndarray:
+    dtype = _NARROW.get(name, np.int64)
+    columns = [np.empty(0, dtype), *(getattr(part, name) for part in parts)]
+    return np.concatenate(columns, dtype=dtype)
+
+
+def order_of_sending(parts: Sequence[MessageColumns], operations: Operations) -> Rows:
+    """Return the order in which the messages of all parts were sent.
+
+    A derived time is a share of the operation's; one without a time is at the operation's first call.
+    """
+    operation, sent_ns, step = (_column(parts, name) for name in ("operation", "sent_ns", "step"))
+    unknown = sent_ns == NONE
+    sent_ns[unknown] = operations.start_ns[operation[unknown]]
+    return np.lexsort((operation, step, sent_ns))
 
 
 class Messages(Lazy[Message], Shown):
     """All messages of a trace, in the order of sending, and each operation that gave none, with the reason.
 
-    Shows their number and the first ten. Each has a row in `columns`.
+    Shows their number and the first ten. Each has a row in `columns`, which stand in that order.
     """
 
     def __init__(
@@ -170,17 +191,13 @@ class Messages(Lazy[Message], Shown):
         confirmed: Mask,
         reasons: Sequence[tuple[int, Reason]],
     ) -> None:
-        # A derived time is a share of the operation's; one without a time comes when its operation was called.
-        begun_ns = operations.start_ns[columns.operation]
-        at_ns = np.where(columns.sent_ns == NONE, begun_ns, columns.sent_ns)
-        order = np.lexsort((columns.operation, columns.step, at_ns))
         self.operations = operations
         self.labels = operations.labels
-        self.columns = columns.of(order)
+        self.columns = columns
         self.contents = contents
-        self.confirmed = confirmed[order]
+        self.confirmed = confirmed
         self._reasons = reasons
-        self._made: list[Message | None] = [None] * len(order)
+        self._made: list[Message | None] = [None] * len(columns.src)
 
     def __len__(self) -> int:
         return len(self._made)

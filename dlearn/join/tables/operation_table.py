@@ -46,7 +46,8 @@ class Operation:
         self._class: OperationClass = table.classes[int(table.like[row])]
         self.op, self.group, self.misfit = self._class.op, self._class.group, self._class.misfit
         self.sender, self.receiver = self._class.sender, self._class.receiver
-        self.payload_bytes, self.exchange = self._class.payload_bytes, self._class.exchange
+        self.payload_bytes = self._class.payload_bytes
+        self.exchange = ends[0].exchange if isinstance(ends[0], RpcEnd) else None
 
     def __repr__(self) -> str:
         return f"Operation(op={self.op!r}, seq={self.seq}, ranks={self.ranks}, what={self.what!r})"
@@ -213,23 +214,14 @@ class OperationTable:
         shift = self.first[chosen] - (np.cumsum(counts) - counts)
         return np.repeat(shift, counts) + np.arange(counts.sum())
 
-    def with_more(self, more: Sequence[tuple[OperationClass, tuple[End, ...]]]) -> OperationTable:
-        """Return the table with rows behind its own for operations that have a class of their own each.
-
-        Their ends become rows of `events`, unless they stand there: a call of RPC has ends that no process wrote down.
-        """
-        ends = [end for _, of_one in more for end in of_one]
-        made = [end for end in ends if isinstance(end, RpcEnd)]
-        events = self.events.with_more(made) if made else self.events
-        new_rows = iter(range(len(self.events), len(events)))
-        rows = [next(new_rows) if isinstance(end, RpcEnd) else events.row_of(end.rank, end.number) for end in ends]
-        counts = np.fromiter((len(of_one) for _, of_one in more), np.intp, len(more))
+    def with_more(self, more: Sequence[tuple[OperationClass, End]]) -> OperationTable:
+        """Return the table with a row behind its own for each of these calls of one end."""
+        rows = [self.events.row_of(end.rank, end.number) for _, end in more]
         return replace(
             self,
-            events=events,
             classes=[*self.classes, *(each for each, _ in more)],
             like=np.append(self.like, len(self.classes) + np.arange(len(more))),
-            first=np.append(self.first, self.first[-1] + np.cumsum(counts)),
+            first=np.append(self.first, self.first[-1] + 1 + np.arange(len(more))),
             end_row=np.append(self.end_row, np.array(rows, np.intp)),
         )
 
@@ -292,6 +284,8 @@ class OperationTable:
         with_steps = self.outer[self.outer >= 0]
         kinds = self.like * (fate.max(initial=0) + 1) + fate
         kinds[with_steps] = ~with_steps
+        over_rpc = np.flatnonzero(self.events.is_a(RpcEnd)[self.end_row[self.first[:-1]]])
+        kinds[over_rpc] = ~over_rpc
         return np.asarray(kinds)
 
     def _carried(self) -> Column:

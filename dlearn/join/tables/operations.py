@@ -99,21 +99,34 @@ class Operations(Lazy[Operation], Shown):
         """The number of each in its group, as its first end has counted."""
         return self.table.events.seq[self.table.end_row[self.table.first[self.rows]]]
 
+    @property
+    def is_call(self) -> Mask:
+        """Return which are calls of RPC or of a service."""
+        return self.table.is_call[self.rows]
+
     def unusual(self) -> list[Operation]:
         """Those that did not simply end on every rank, and all calls of RPC and of services."""
         return self.at(np.flatnonzero(self.table.unusual[self.rows]))
 
     def alike(self) -> list[tuple[Operation, Rows]]:
-        """Operations that differ in nothing but their times: one of them, and the places of all. One that has steps is
-        like no other."""
+        """Return groups of operations that differ only in their times: one, and the indices of all.
+
+        One that has steps, and a call over RPC, is a group of its own.
+        """
         return self._alike
 
     @cached_property
     def _alike(self) -> list[tuple[Operation, Rows]]:
-        _, first, kind = np.unique(self.table.kinds[self.rows], return_index=True, return_inverse=True)
+        return self.groups(np.arange(len(self)))
+
+    def groups(self, places: Rows) -> list[tuple[Operation, Rows]]:
+        """Return the groups of `alike` for the operations at these indices only."""
+        kinds = self.table.kinds[self.rows[places]]
+        _, first, kind = np.unique(kinds, return_index=True, return_inverse=True)
         order = np.argsort(kind, kind="stable")
-        places = np.split(order, np.cumsum(np.bincount(kind))[:-1]) if len(kind) else []
-        return sorted(zip(self.at(first), places, strict=True), key=lambda each: int(each[1][0]))
+        groups = np.split(places[order], np.cumsum(np.bincount(kind))[:-1]) if len(kind) else []
+        ones = zip(self.at(places[first]), groups, strict=True)
+        return sorted(ones, key=lambda group: int(group[1][0]))
 
     def of_alike(self, question: Callable[[Operation], Any]) -> np.ndarray:
         """The answer of each operation to what those that are alike share: asked of one of them."""
