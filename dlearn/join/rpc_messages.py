@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 from msgspec.structs import replace
@@ -54,7 +53,6 @@ FRAMING_ERROR = 4
 _EMPTY = {"RREF_BACKWARD_RESP", "RREF_ACK", "CLEANUP_AUTOGRAD_CONTEXT_RESP", "BACKWARD_AUTOGRAD_RESP"}
 
 
-@dataclass(eq=False)
 class EndTable(EventTable):
     """The events of a job, and behind them the ends of each exchange, which no process recorded.
 
@@ -62,10 +60,13 @@ class EndTable(EventTable):
     `is_callee` which of the two.
     """
 
-    recorded: EventTable
-    exchanges: ExchangeTable
-    exchange: Rows
-    is_callee: Mask
+    def __init__(
+        self, recorded: EventTable, ends: EventTable, exchanges: ExchangeTable, exchange: Rows,
+        is_callee: Mask,
+    ) -> None:  # fmt: skip
+        vars(self).update(vars(ends))
+        self.recorded, self.exchanges = recorded, exchanges
+        self.exchange, self.is_callee = exchange, is_callee
 
     def made(self, rows: Rows) -> list[Event]:
         """Return the events of these rows."""
@@ -118,27 +119,18 @@ def _with_ends(recorded: EventTable, exchanges: ExchangeTable, exchange: Rows) -
     calls = np.where(call >= 0, numbers_of(recorded, call, "call"), 0)
     group, firsts = exchanges.groups
     ends = [ends_of(each) for each in exchanges.made(firsts)]
-    more = {
-        "like": len(recorded.firsts) + 2 * group[exchange] + is_callee,
-        "rank": np.where(is_callee, dst, src),
-        "number": -1 - 2 * exchange - is_callee,
-        "start_ns": np.where(is_callee, exchanges.received_ns[exchange], start_ns),
-        "end_ns": np.where(is_callee, callee_end_ns, end_ns),
-        "ended_by": np.where(is_callee, callee_ended_by, ended_by).astype(np.int8),
-        "parent": np.where(is_own, at_rows(recorded.parent, cause, NONE), NONE),
-        "seq": np.where(request_id == NONE, calls, request_id),
-        "backward": np.full(len(exchange), NONE),
-    }
-    columns = {name: np.append(getattr(recorded, name), column) for name, column in more.items()}
     prototypes = [end for both in ends for end in (both[0], both[-1])]
-    return EndTable(
-        [*recorded.firsts, *prototypes],
-        **columns,
-        recorded=recorded,
-        exchanges=exchanges,
-        exchange=exchange,
-        is_callee=is_callee,
-    )
+    count = len(recorded)
+    repeated = count + 2 * group[exchange] + is_callee
+    table = recorded.with_more(prototypes).part(np.append(np.arange(count), repeated))
+    table.rank[count:] = np.where(is_callee, dst, src)
+    table.number[count:] = -1 - 2 * exchange - is_callee
+    table.start_ns[count:] = np.where(is_callee, exchanges.received_ns[exchange], start_ns)
+    table.end_ns[count:] = np.where(is_callee, callee_end_ns, end_ns)
+    table.ended_by[count:] = np.where(is_callee, callee_ended_by, ended_by)
+    table.parent[count:] = np.where(is_own, at_rows(recorded.parent, cause, NONE), NONE)
+    table.seq[count:] = np.where(request_id == NONE, calls, request_id)
+    return EndTable(recorded, table, exchanges, exchange, is_callee)
 
 
 def _or(times: Column, others: Column) -> Column:
