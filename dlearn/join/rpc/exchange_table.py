@@ -14,7 +14,8 @@ from typing import Any, Self, get_args
 import numpy as np
 
 from dlearn.events.event import Event, RpcCall, RpcReply, RpcRun, RpcWindow
-from dlearn.events.event_table import NONE, OTHER, Column, EventTable, Lazy, Mask, Rows, find, of_events
+from dlearn.events.event_table import NONE, Column, EventTable, Lazy, Mask, Rows, find, of_events
+from dlearn.events.short_lines import ENDED_BY
 from dlearn.join.rpc import rpc_exchange as rpc
 from dlearn.join.rpc.rpc_exchange import KnownBy, RpcExchange, Workers
 
@@ -228,9 +229,7 @@ class Exchanges(Lazy[RpcExchange]):
 
 def numbers_of(events: EventTable, rows: Rows, name: str) -> Column:
     """Return this field of the events in these rows; NONE if it is unknown, or the row is -1."""
-    firsts = [*events.firsts, None]
-    found = [getattr(firsts[like], name, None) for like in at_rows(events.like, rows, -1).tolist()]
-    return np.fromiter((NONE if value is None else value for value in found), np.int64, len(rows))
+    return at_rows(events.column(name), rows, NONE)
 
 
 def _of_kinds(events: EventTable, rows: Rows, question: Callable[[Any], int]) -> Column:
@@ -258,9 +257,7 @@ def _of_calls(events: EventTable, calls: Rows, rows: Rows, known: Workers) -> Ro
 
 def _replied(events: EventTable, rows: Rows) -> Mask:
     """Return whose end was the arrival of the reply."""
-    other = events.ended_by[rows] == OTHER
-    named = events.of_firsts(lambda first: first.ended_by == "reply")[rows]
-    return np.asarray(other & named)
+    return np.asarray(events.ended_by[rows] == ENDED_BY.index("reply"))
 
 
 def _groups_of_events(events: EventTable) -> Rows:
