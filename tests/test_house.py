@@ -144,17 +144,17 @@ LINES = {
     "benchmarks": 1_608,
     "course": 1_810,
     "ddp_claims": 3_444,
-    "dlearn": 1_125,
+    "dlearn": 1_122,
     "dlearn/analysis": 6_547,
     "dlearn/backends": 678,
     "dlearn/cluster": 3_505,
     "dlearn/collectives": 602,
     "dlearn/course": 1_802,
     "dlearn/draw": 5_041,
-    "dlearn/events": 4_715,
+    "dlearn/events": 4_734,
     "dlearn/export": 627,
     "dlearn/hooks": 4_333,
-    "dlearn/join": 4_768,
+    "dlearn/join": 5_193,
     "dlearn/lessons": 2_678,
     "dlearn/live": 1_272,
     "dlearn/network": 1_153,
@@ -171,9 +171,9 @@ SLACK = 0.01
 """So far below its budget a folder may be before the budget has to be lowered."""
 HABITS = {
     "conditionals inside f-strings": 7,
-    "docstrings that begin with no verb": 261,
+    "docstrings that begin with no verb": 255,
     "functions of more than 10 branches": 11,
-    "lines over 100 characters": 2_777,
+    "lines over 100 characters": 2_761,
     "statements of more than one comprehension": 57,
 }
 

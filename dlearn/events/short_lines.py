@@ -14,6 +14,7 @@ own numbers that event 41 has. short_events.py reads millions of such lines as a
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from itertools import count, repeat
 from typing import Any
 
@@ -29,7 +30,6 @@ MOST_REMEMBERED = 4096
 """Different events that a writer remembers; after so many it begins anew."""
 
 _TOO_LONG = 10**LONGEST_NUMBER
-_PLAIN = {int, type(None)}
 
 
 def layout(first: Event, file_format: int) -> tuple[str, ...]:
@@ -76,6 +76,18 @@ def with_numbers(value: Any, numbers: Iterator[int]) -> Any:
     return tuple(with_numbers(each, numbers) for each in value)
 
 
+@cache
+def _own_fields(kind: type[Event]) -> tuple[str, ...]:
+    """Return the fields that differ from call to call; none for a kind without short lines."""
+    return () if kind.own is None else ("end_ns", *kind.own)
+
+
+@cache
+def _line_of(numbers: int) -> bytes:
+    """Return the format of a line of so many numbers."""
+    return b"[%b]\n" % b",".join([b"%d"] * numbers)
+
+
 class Remembered:
     """The events of one file that later ones may repeat."""
 
@@ -87,27 +99,34 @@ class Remembered:
 
         Both are None if no event can repeat this one.
         """
-        if kind.own is None:
+        fields = _own_fields(kind)
+        if not fields:
             return None, None
         # This runs for every call: it takes what is its own out of the hook's dict itself.
         take = facts.pop
         number, start_ns, parent = take("number"), take("start_ns"), take("parent", None)
-        given = [take(name, None) for name in ("end_ns", *kind.own)]
-        shape: list[Any] = [*map(type, given)]
-        numbers = [value for value in given if value is not None] if None in given else given
-        if not _PLAIN.issuperset(shape):
-            shape = [None if value is None else with_numbers(value, repeat(0)) for value in given]
-            numbers = numbers_in(numbers)
+        own: dict[str, Any] = {}
+        shape: list[Any] = []
+        numbers: list[int] = []
+        for name in fields:
+            value = take(name, None)
+            if value is None:
+                continue
+            own[name] = value
+            if type(value) is int:
+                shape.append(name)
+                numbers.append(value)
+            else:
+                shape += (name, with_numbers(value, repeat(0)))
+                numbers += numbers_in(value)
         alike = (kind, *shape, *facts, *facts.values())
         like = self._numbers.get(alike)
-        if like is None or abs(start_ns) >= _TOO_LONG or max(numbers, default=0) >= _TOO_LONG:
-            named = zip(("end_ns", *kind.own), given, strict=True)
-            facts |= {name: value for name, value in named if value is not None}
+        if like is None or abs(start_ns) >= _TOO_LONG or (numbers and max(numbers) >= _TOO_LONG):
+            facts |= own
             facts |= {"number": number, "start_ns": start_ns, "parent": parent}
             return None, alike
         inside = -1 if parent is None else parent
-        more = "".join([f",{value}" for value in numbers])
-        return f"[{like},{number},{start_ns},{inside}{more}]\n".encode(), None
+        return _line_of(4 + len(numbers)) % (like, number, start_ns, inside, *numbers), None
 
     def remember(self, alike: tuple[Any, ...], number: int) -> None:
         """Note that event `number` stands in the file."""
