@@ -23,7 +23,7 @@ from traces import Job
 from dlearn import DlearnError, Trace, analysis, draw, export, messages, operations, play
 
 SVG = "{http://www.w3.org/2000/svg}"
-OF_ONE = [getattr(draw, name) for name in draw.__all__ if name not in {"compare", "save", "scaling", "small"}]
+OF_ONE = [getattr(draw, name) for name in draw.__all__ if name not in {"save", "scaling", "small"}]
 QUICK = ["DDP", "RPC", "hang", "strange_names"]
 KNOWN = {"distributed autograd": {"traffic": ["'from' leaves the figure by 9 px"]}}
 JOBS = {**dict.fromkeys(RECORDED), **{make.__name__: make for make in BY_HAND}}
