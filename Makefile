@@ -105,7 +105,7 @@ end = echo "$$(($$(date +%s) - $$(cat .venv/.unfinished)))" > $@; rm .venv/.unfi
 	@echo "2: dlearn, numpy, matplotlib and what they need (50 MB to fetch)"
 	@$(pip_install) --no-compile -e .
 	@echo "3: import and compile them"
-	@.venv/bin/python -c "import dlearn.cluster.preload, dlearn.lessons.demo"
+	@.venv/bin/python -c "import dlearn.cluster.rank, dlearn.lessons.demo, torch._dynamo"
 	@$(end)
 
 .venv/.lab: what = JupyterLab, widgets, pandas, MPI (75 MB to fetch)
