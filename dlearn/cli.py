@@ -27,7 +27,7 @@ WRONG = 2  # argparse's, too
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
 PICTURES = (
-    *("autograd", "breakdown", "buckets", "memory", "reconcile", "sequence"),
+    *("autograd", "breakdown", "buckets", "memory", "sequence"),
     *("steps", "timeline", "topology", "traffic", "traffic_graph"),
 )
 """The drawings that need a trace and nothing else."""

@@ -292,7 +292,7 @@ def calls_of_a_start(**options: object) -> list[str]:
     def note(frame, event, _):
         name = frame.f_code.co_qualname
         begun = names or name == "Cluster.run"
-        over = "Crew._follow" in names or "HeldRun.of" in names
+        over = "RankPool._send_and_follow" in names or "HeldRun.of" in names
         if begun and not over and event == "call" and frame.f_code.co_filename.startswith(HOUSE):
             names.append(name)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import dlearn
+from dlearn.cli import FORMATS, PICTURES
 from dlearn.cluster.run import Run
 
 ROOT = Path(__file__).parent.parent
@@ -19,6 +20,9 @@ NAMESPACES = [getattr(dlearn, name) for name in sorted(PROMISED) if inspect.ismo
 
 def test_the_reference_names_what_there_is():
     assert set(dlearn.__all__) == PROMISED
+    drawings = re.findall(r"`([a-z_]+)`", re.search(r"^\| `draw` \|(.*)", REFERENCE, re.M)[1])
+    assert {*drawings, *PICTURES} <= {*dlearn.draw.__all__}
+    assert {*FORMATS} <= {*dlearn.export.__all__}
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         dlearn.nonsense  # noqa: B018
 
