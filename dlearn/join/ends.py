@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
+import numpy as np
 
 from dlearn.events.event import Collective, Event, PointToPoint, TensorInfo
 from dlearn.events.source import ServiceCall
 from dlearn.events.wiring import Wiring
+from dlearn.join.rpc.exchange_table import ExchangeTable
 from dlearn.join.rpc.rpc_exchange import RpcExchange
 from dlearn.join.wording import Reason, request_tensors, request_text, tensors_text
 
@@ -34,22 +36,29 @@ class Group(msgspec.Struct, frozen=True):
 class RpcEnd(Event, tag="rpc end", frozen=True, kw_only=True):
     """One side of an RPC: the caller's until the reply has come, or the callee's from arrival to reply.
 
-    `seq` is the agent's own number of the request. Not in the file: made of what Python saw and the agents logged.
+    `seq` is the agent's own number of the request. No file holds it: it is made of what Python saw
+    and the agents logged. Its own number is that of its exchange: -1 - 2 * exchange, and one less
+    for the callee's end.
     """
 
+    own = ("seq",)
     op: str
-    seq: int
-    exchange: RpcExchange
+    exchanges: ExchangeTable
+    seq: int = 0
     group: str = "rpc"
 
     @property
+    def exchange(self) -> RpcExchange:
+        return self.exchanges.made(np.array([~self.number >> 1]))[0]
+
+    @property
     def tensors(self) -> tuple[TensorInfo, ...]:
-        """Those of the request."""
+        """Return the tensors of the request."""
         return request_tensors(self.exchange)
 
     @property
     def what(self) -> str:
-        """What is asked, in words: "forward(float32[8, 3])"."""
+        """Return what is asked, in words: "forward(float32[8, 3])"."""
         return request_text(self.exchange, tensors_text(self.tensors))
 
 

@@ -12,6 +12,7 @@ from itertools import starmap
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from dlearn.events.event import Collective, PointToPoint
 from dlearn.events.event_table import NONE, Column
@@ -20,16 +21,8 @@ from dlearn.events.source import ServiceCall, in_use
 from dlearn.join import gloo, nccl_rings
 from dlearn.join.ends import How, bytes_of
 from dlearn.join.gloo_schedules import Schedule, Send
-from dlearn.join.rpc_messages import EndTable, columns_of_exchanges, messages_of_exchange, why_nothing_sent
-from dlearn.join.tables.message_table import (
-    AS_ITS_OPERATION,
-    HOWS,
-    CallMessage,
-    Content,
-    Message,
-    MessageColumns,
-    together,
-)
+from dlearn.join.rpc_messages import EndTable, messages_of_exchange, why_nothing_sent
+from dlearn.join.tables.message_table import AS_ITS_OPERATION, HOWS, Content, Message, MessageColumns, together
 from dlearn.join.tables.operation_table import Operation
 from dlearn.join.tables.operations import Operations
 from dlearn.join.wording import Reason, ReasonKind
@@ -66,57 +59,70 @@ class TransferTimes(NamedTuple):
 
 
 def messages_of(operation: Operation) -> list[Message]:
-    """The messages of one operation: its steps', else those of the backend's algorithm.
+    """Return the messages of one operation: its steps', else those of the backend's algorithm.
 
     None where `why_unknown` has a reason.
     """
-    contents = {AS_ITS_OPERATION: 0}
     if operation.is_call:
-        columns = _columns_of_call(0, operation, contents)
-    elif operation.refused:
+        return [*_of_call(operation)]
+    if operation.refused:
         return []
-    else:
-        columns = together([columns_of(part, TransferTimes.of(part)) for part in operation.steps or (operation,)])
-    return columns.made([operation] * len(columns.src), [*contents], [False] * len(columns.src))
+    columns = together([columns_of(part, TransferTimes.of(part)) for part in operation.steps or (operation,)])
+    count = len(columns.src)
+    return columns.made([operation] * count, [AS_ITS_OPERATION], [False] * count)
 
 
 def columns_of_calls(asked: Operations) -> tuple[MessageColumns, list[Content]]:
-    """Return the messages of all calls of RPC and of services, and what they hold."""
+    """Return the messages of all calls of RPC and of services, and what they hold.
+
+    Calls of the same class differ in their times only, which the table of exchanges has.
+    """
     contents = {AS_ITS_OPERATION: 0}
-    first_end = asked.table.end_row[asked.table.first[asked.rows]]
+    calls, events = np.flatnonzero(asked.is_call), asked.table.events
+    likes = asked.table.like[asked.rows[calls]]
+    _, first, group = np.unique(likes, return_index=True, return_inverse=True)
+    facts = np.full((2, 7, len(first)), NONE)
+    for index, one in enumerate(asked.at(calls[first])):
+        for sent in _of_call(one):
+            content = Content(*(getattr(sent, name) for name in Content._fields))
+            number = contents.setdefault(content, len(contents))
+            sizes = (sent.src, sent.dst, sent.payload_bytes, HOWS.index(sent.how))
+            values = (*sizes, sent.sent_ns, sent.received_ns, number)
+            facts[sent.step, :, index] = [NONE if value is None else value for value in values]
     parts = []
-    is_rpc = np.zeros(len(asked), bool)
-    if isinstance(events := asked.table.events, EndTable):
-        is_rpc = first_end >= len(events.recorded)
-        exchange = events.exchange[first_end[is_rpc] - len(events.recorded)]
-        parts = columns_of_exchanges(np.flatnonzero(is_rpc), events.exchanges, exchange, contents)
-    services = np.flatnonzero(asked.table.is_call[asked.rows] & ~is_rpc)
-    for place, call in zip(services.tolist(), asked.at(services), strict=True):
-        parts.append(_columns_of_call(place, call, contents))
+    for step in (0, 1):
+        is_sent = facts[step, 0, group] != NONE
+        src, dst, size, how, *times, content_number = facts[step][:, group[is_sent]]
+        if isinstance(events, EndTable):
+            times = [*events.times(asked.first_ends[calls[is_sent]], step, times)]
+        zero = np.zeros(len(src), np.int64)
+        fields = (src, dst, size, how, *times, zero, zero, zero + step, content_number)
+        parts.append(MessageColumns(calls[is_sent], *fields))
     return together(parts), [*contents]
 
 
-def _columns_of_call(place: int, call: Operation, contents: dict[Content, int]) -> MessageColumns:
-    rows: list[tuple[int, ...]] = []
-    for *sent, content in _of_call(call):
-        *fields, step = (NONE if value is None else value for value in sent)
-        number = contents.setdefault(content, len(contents))
-        rows.append((place, *fields, 0, 0, step, number))
-    return MessageColumns(*np.array(rows, np.int64).reshape(-1, len(MessageColumns._fields)).T)
-
-
-def _of_call(operation: Operation) -> Iterator[CallMessage]:
+def _of_call(operation: Operation) -> Iterator[Message]:
     """Yield the request and, once it has come, the reply; nothing where it is not known who was asked."""
-    if operation.exchange is not None:
-        yield from messages_of_exchange(operation.exchange)
     call, src, dst = operation.ends[0], operation.sender, operation.receiver
+    if operation.exchange is not None:
+        yield from messages_of_exchange(operation, operation.exchange)
     if src is None or dst is None or not isinstance(call, ServiceCall) or call.refused:
         return
-    observed, op, size = HOWS.index("observed"), operation.op, operation.payload_bytes
-    yield CallMessage(src, dst, size, observed, call.start_ns, None, 0, Content(op, call.tensors))
+    request = Message(
+        operation=operation,
+        op=operation.op,
+        src=src,
+        dst=dst,
+        payload_bytes=operation.payload_bytes,
+        how="observed",
+        sent_ns=call.start_ns,
+        tensors=call.tensors,
+    )
+    yield request
     if not (call.one_way or call.end_ns is None or call.failed):
-        content = Content(op, call.outputs, control=not call.outputs)
-        yield CallMessage(dst, src, bytes_of(call.outputs), observed, None, call.end_ns, 1, content)
+        size, control = bytes_of(call.outputs), not call.outputs
+        back = {"src": dst, "dst": src, "sent_ns": None, "received_ns": call.end_ns, "step": 1}
+        yield replace(request, **back, payload_bytes=size, tensors=call.outputs, control=control)
 
 
 def why_unknown(operation: Operation) -> Reason | None:
@@ -144,9 +150,7 @@ def sums_of(operation: Operation) -> list[PairSum]:
 
     Of steps, RPC and services an entry for each message: there a pair may come several times.
     """
-    if operation.is_call:
-        return [PairSum(each.src, each.dst, HOWS[each.how], each.payload_bytes, 1) for each in _of_call(operation)]
-    if operation.is_message or operation.steps:
+    if operation.is_call or operation.is_message or operation.steps:
         return [PairSum(each.src, each.dst, each.how, each.payload_bytes, 1) for each in messages_of(operation)]
     if operation.refused:
         return []

@@ -7,13 +7,14 @@ message; its own messages have a fixed size. (Measured against a C++ agent that 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import chain, repeat
 
 import numpy as np
 from msgspec.structs import replace
 
 from dlearn.events.event import Event, RpcCall, RpcReply, TensorInfo
-from dlearn.events.event_table import NONE, OTHER, Column, EventTable, Mask, Rows
+from dlearn.events.event_table import NONE, OTHER, Column, EventTable, Rows, stacked
 from dlearn.join.ends import Group, OperationClass, RpcEnd, bytes_of
 from dlearn.join.rpc.exchange_table import ExchangeTable, at_rows, numbers_of
 from dlearn.join.rpc.rpc_exchange import (
@@ -30,8 +31,8 @@ from dlearn.join.rpc.rpc_exchange import (
     answer_of,
     kind_of_reply,
 )
-from dlearn.join.tables.message_table import HOWS, CallMessage, Content, Message, MessageColumns
-from dlearn.join.tables.operation_table import OperationTable
+from dlearn.join.tables.message_table import Message
+from dlearn.join.tables.operation_table import Operation, OperationTable
 from dlearn.join.wording import NONE_PICKLED, Reason, ReasonKind, reply_tensors, request_tensors
 
 UNKNOWN = "unknown"
@@ -56,30 +57,35 @@ _EMPTY = {"RREF_BACKWARD_RESP", "RREF_ACK", "CLEANUP_AUTOGRAD_CONTEXT_RESP", "BA
 class EndTable(EventTable):
     """The events of a job, and behind them the ends of each exchange, which no process recorded.
 
-    `recorded` are the former. `exchange` says which exchange each of the latter is an end of, and
-    `is_callee` which of the two.
+    `recorded` are the former. `exchange` says which exchange each of the latter is an end of.
     """
 
-    def __init__(
-        self, recorded: EventTable, ends: EventTable, exchanges: ExchangeTable, exchange: Rows,
-        is_callee: Mask,
-    ) -> None:  # fmt: skip
-        vars(self).update(vars(ends))
-        self.recorded, self.exchanges = recorded, exchanges
-        self.exchange, self.is_callee = exchange, is_callee
+    def __init__(self, exchanges: ExchangeTable, exchange: Rows) -> None:
+        vars(self).update(vars(stacked([exchanges.events, _ends(exchanges, exchange)])))
+        self.recorded, self.exchanges, self.exchange = exchanges.events, exchanges, exchange
 
     def made(self, rows: Rows) -> list[Event]:
-        """Return the events of these rows."""
+        """Return the events of these rows; those of the job are made by their own table."""
         index = rows - len(self.recorded)
-        made, found = index >= 0, np.empty(len(rows), object)
-        found[~made] = np.fromiter(self.recorded.made(rows[~made]), object)
-        index = index[made]
-        sides = self.is_callee[index].tolist()
-        exchanges = self.exchanges.made(self.exchange[index])
-        ends = [ends_of(each)[side] for each, side in zip(exchanges, sides, strict=True)]
-        found[made] = np.fromiter(ends, object)
+        is_end, found = index >= 0, np.empty(len(rows), object)
+        found[~is_end] = np.fromiter(self.recorded.made(rows[~is_end]), object)
+        found[is_end] = np.fromiter(super().made(rows[is_end]), object)
+        # The exchanges of all at once: one by one they take ten times as long.
+        self.exchanges.made(self.exchange[index[is_end]])
         both: list[Event] = found.tolist()
         return both
+
+    def times(self, rows: Rows, step: int, others: Sequence[Column]) -> Iterator[Column]:
+        """Return when the requests (step 0) or replies (1) of these ends were sent and received.
+
+        Of rows that are no ends of exchanges, it is the time in `others`.
+        """
+        index = rows - len(self.recorded)
+        exchange = np.where(index >= 0, np.append(self.exchange, -1)[index], -1)
+        both = self.exchanges
+        request, reply = (both.sent_ns, both.received_ns), (both.reply_sent_ns, both.reply_received_ns)
+        for times, other in zip(reply if step else request, others, strict=True):
+            yield at_rows(times, exchange, other)
 
 
 def with_rpc(met: OperationTable, exchanges: ExchangeTable) -> OperationTable:
@@ -88,7 +94,7 @@ def with_rpc(met: OperationTable, exchanges: ExchangeTable) -> OperationTable:
         return met
     rows = np.flatnonzero(~exchanges.observer)
     counts = 1 + (exchanges.received_ns[rows] != NONE)
-    events = _with_ends(met.events, exchanges, np.repeat(rows, counts))
+    events = EndTable(exchanges, np.repeat(rows, counts))
     group, firsts = exchanges.groups
     return dataclasses.replace(
         met,
@@ -100,8 +106,9 @@ def with_rpc(met: OperationTable, exchanges: ExchangeTable) -> OperationTable:
     )
 
 
-def _with_ends(recorded: EventTable, exchanges: ExchangeTable, exchange: Rows) -> EndTable:
-    """Return the events with one more for each of these: twice where the request arrived."""
+def _ends(exchanges: ExchangeTable, exchange: Rows) -> EventTable:
+    """Return an end of each of these exchanges: of two in a row the second is the callee's."""
+    events = exchanges.events
     is_callee = np.append(False, exchange[1:] == exchange[:-1])[: len(exchange)]
     call, run, cause = (rows[exchange] for rows in (exchanges.call, exchanges.run, exchanges.cause))
     src, dst = exchanges.src[exchange], exchanges.dst[exchange]
@@ -109,28 +116,45 @@ def _with_ends(recorded: EventTable, exchanges: ExchangeTable, exchange: Rows) -
     reply_received_ns = exchanges.reply_received_ns[exchange]
     request_id = exchanges.request_id[exchange]
 
-    start_ns = at_rows(recorded.start_ns, call, np.maximum(sent_ns, 0))
-    end_ns = _or(at_rows(recorded.end_ns, call, NONE), reply_received_ns)
-    callee_end_ns = _or(reply_sent_ns, at_rows(recorded.end_ns, run, NONE))
-    ended_by = at_rows(recorded.ended_by, call, OTHER)
-    callee_ended_by = np.where(reply_sent_ns != NONE, OTHER, at_rows(recorded.ended_by, run, OTHER))
+    start_ns = at_rows(events.start_ns, call, np.maximum(sent_ns, 0))
+    end_ns = _or(at_rows(events.end_ns, call, NONE), reply_received_ns)
+    callee_end_ns = _or(reply_sent_ns, at_rows(events.end_ns, run, NONE))
+    ended_by = at_rows(events.ended_by, call, OTHER)
+    callee_ended_by = np.where(reply_sent_ns != NONE, OTHER, at_rows(events.ended_by, run, OTHER))
     # What C++ sends for a cause on another rank has no span around it here.
-    is_own = ~is_callee & (at_rows(recorded.rank, cause, -1) == src)
-    calls = np.where(call >= 0, numbers_of(recorded, call, "call"), 0)
+    is_own = ~is_callee & (at_rows(events.rank, cause, -1) == src)
+    calls = np.where(call >= 0, numbers_of(events, call, "call"), 0)
     group, firsts = exchanges.groups
-    ends = [ends_of(each) for each in exchanges.made(firsts)]
-    prototypes = [end for both in ends for end in (both[0], both[-1])]
-    count = len(recorded)
-    repeated = count + 2 * group[exchange] + is_callee
-    table = recorded.with_more(prototypes).part(np.append(np.arange(count), repeated))
-    table.rank[count:] = np.where(is_callee, dst, src)
-    table.number[count:] = -1 - 2 * exchange - is_callee
-    table.start_ns[count:] = np.where(is_callee, exchanges.received_ns[exchange], start_ns)
-    table.end_ns[count:] = np.where(is_callee, callee_end_ns, end_ns)
-    table.ended_by[count:] = np.where(is_callee, callee_ended_by, ended_by)
-    table.parent[count:] = np.where(is_own, at_rows(recorded.parent, cause, NONE), NONE)
-    table.seq[count:] = np.where(request_id == NONE, calls, request_id)
-    return EndTable(recorded, table, exchanges, exchange, is_callee)
+    examples = map(_ends_like, repeat(exchanges), exchanges.made(firsts))
+    return EventTable(
+        list(chain.from_iterable(examples)),
+        like=2 * group[exchange] + is_callee,
+        rank=np.where(is_callee, dst, src),
+        ended_by=np.where(is_callee, callee_ended_by, ended_by).astype(np.int8),
+        number=-1 - 2 * exchange - is_callee,
+        start_ns=np.where(is_callee, exchanges.received_ns[exchange], start_ns),
+        end_ns=np.where(is_callee, callee_end_ns, end_ns),
+        parent=np.where(is_own, at_rows(events.parent, cause, NONE), NONE),
+        own={"seq": np.where(request_id == NONE, calls, request_id)},
+    )
+
+
+def _ends_like(exchanges: ExchangeTable, exchange: RpcExchange) -> tuple[RpcEnd, RpcEnd]:
+    """Return the two ends of an exchange but for their numbers and times, which columns hold."""
+    call, run = exchange.call, exchange.run
+    callee = RpcEnd(
+        number=0,
+        start_ns=0,
+        rank=exchange.dst,
+        op=op_of(exchange),
+        exchanges=exchanges,
+        ended_by="log",
+        error=run.error if run is not None else "",
+        phase=phase_of(exchange),
+    )
+    if call is None:
+        return replace(callee, rank=exchange.src, error=""), callee
+    return replace(callee, rank=exchange.src, error=call.error, site=call.site), callee
 
 
 def _or(times: Column, others: Column) -> Column:
@@ -146,41 +170,6 @@ def _class_of(exchange: RpcExchange) -> OperationClass:
 def op_of(exchange: RpcExchange) -> str:
     """Return what was called, or else the kind of the request."""
     return (exchange.call.op if exchange.call is not None else exchange.kind) or UNKNOWN
-
-
-def ends_of(exchange: RpcExchange) -> tuple[RpcEnd, ...]:
-    """Return the caller's end, and the callee's where the request is known to have arrived."""
-    call, run, cause = exchange.call, exchange.run, exchange.cause
-    seq = exchange.request.id if exchange.request is not None else call.call if call is not None else 0
-    caller = RpcEnd(
-        number=-1 - 2 * exchange.number,
-        rank=exchange.src,
-        op=op_of(exchange),
-        seq=seq,
-        start_ns=call.start_ns if call is not None else exchange.sent_ns or 0,
-        end_ns=(call.end_ns if call is not None else None) or exchange.reply_received_ns,
-        ended_by=call.ended_by if call is not None else "log",
-        error=call.error if call is not None else "",
-        # What C++ sends for a cause on another rank has no span around it here.
-        parent=cause.parent if cause is not None and cause.rank == exchange.src else None,
-        phase=phase_of(exchange),
-        site=call.site if call is not None else "",
-        exchange=exchange,
-    )
-    if exchange.received_ns is None:
-        return (caller,)
-    callee = replace(
-        caller,
-        number=caller.number - 1,
-        rank=exchange.dst,
-        start_ns=exchange.received_ns,
-        end_ns=exchange.reply_sent_ns or (run.end_ns if run is not None else None),
-        ended_by="log" if exchange.reply_sent_ns is not None or run is None else run.ended_by,
-        error=run.error if run is not None else "",
-        parent=None,
-        site="",
-    )
-    return caller, callee
 
 
 def phase_of(exchange: RpcExchange) -> str:
@@ -207,58 +196,51 @@ def phase_of(exchange: RpcExchange) -> str:
 # Messages -------------------------------------------------------------------------------------------------------------
 
 
-def messages_of_exchange(exchange: RpcExchange) -> Iterator[CallMessage]:
+def messages_of_exchange(operation: Operation, exchange: RpcExchange) -> Iterator[Message]:
     """Yield the request and, if there is one, the reply."""
     if why_nothing_sent(exchange) is not None:
         return
     call, reply, known_by = exchange.call, exchange.reply, exchange.known_by
-    src, dst, how = exchange.src, exchange.dst, HOWS.index("observed" if known_by == "python" else "inferred")
     tensors, packed = request_tensors(exchange), _packed_request(exchange)
-    observer = call.observer_bytes if call is not None else 0
-    control = call is None and exchange.kind not in (BACKWARD, FETCH)
-    content = Content(exchange.kind or UNKNOWN, tensors, packed, observer, control, known_by)
-    yield CallMessage(src, dst, _payload(packed, tensors), how, exchange.sent_ns, exchange.received_ns, 0, content)
-    sent_ns, received_ns = exchange.reply_sent_ns, exchange.reply_received_ns
-    if sent_ns is None and received_ns is None:
+    request = Message(
+        operation=operation,
+        op=exchange.kind or UNKNOWN,
+        src=exchange.src,
+        dst=exchange.dst,
+        payload_bytes=_payload(packed, tensors),
+        how="observed" if known_by == "python" else "inferred",
+        sent_ns=exchange.sent_ns,
+        received_ns=exchange.received_ns,
+        tensors=tensors,
+        packed_bytes=packed,
+        observer_bytes=call.observer_bytes if call is not None else 0,
+        control=call is None and exchange.kind not in (BACKWARD, FETCH),
+        known_by=known_by,
+    )
+    yield request
+    if exchange.reply_sent_ns is None and exchange.reply_received_ns is None:
         return
     tensors, packed = reply_tensors(exchange), _packed_reply(exchange)
-    observer = reply.observer_bytes if reply is not None else 0
     says_nothing = not tensors and (reply is None or reply.pickled_bytes <= NONE_PICKLED)
-    control = says_nothing and not _has_unseen_result(call)  # A C++ call's result never passes Python.
-    content = Content(kind_of_reply(exchange) or UNKNOWN, tensors, packed, observer, control, known_by)
-    yield CallMessage(dst, src, _payload(packed, tensors), how, sent_ns, received_ns, 1, content)
-
-
-def columns_of_exchanges(
-    places: Rows, table: ExchangeTable, rows: Rows, contents: dict[Content, int]
-) -> list[MessageColumns]:
-    """Return the requests and the replies of these exchanges, which are the operations `places`.
-
-    What they hold is added to `contents`.
-    """
-    group, firsts = table.groups
-    groups, inverse = np.unique(group[rows], return_inverse=True)
-    # Of each group src, dst, payload_bytes, how and content of the request and of the reply.
-    said = np.full((2, 5, len(groups)), -1)
-    for number, one in enumerate(table.made(firsts[groups])):
-        for message in messages_of_exchange(one):
-            size = NONE if message.payload_bytes is None else message.payload_bytes
-            content = contents.setdefault(message.content, len(contents))
-            said[message.step, :, number] = message.src, message.dst, size, message.how, content
-    times = ((table.sent_ns, table.received_ns), (table.reply_sent_ns, table.reply_received_ns))
-    found = []
-    for step, (sent_ns, received_ns) in enumerate(times):
-        chosen = said[step, 3][inverse] >= 0
-        src, dst, size, how, content = said[step][:, inverse[chosen]]
-        zero = np.zeros(len(src), np.int64)
-        sent_ns, received_ns = sent_ns[rows[chosen]], received_ns[rows[chosen]]
-        fields = (src, dst, size, how, sent_ns, received_ns, zero, zero, zero + step, content)
-        found.append(MessageColumns(places[chosen], *fields))
-    return found
+    yield replace(
+        request,
+        op=kind_of_reply(exchange) or UNKNOWN,
+        src=exchange.dst,
+        dst=exchange.src,
+        payload_bytes=_payload(packed, tensors),
+        sent_ns=exchange.reply_sent_ns,
+        received_ns=exchange.reply_received_ns,
+        step=1,
+        tensors=tensors,
+        packed_bytes=packed,
+        observer_bytes=reply.observer_bytes if reply is not None else 0,
+        # A C++ call's result never passes Python.
+        control=says_nothing and not _has_unseen_result(call),
+    )
 
 
 def why_nothing_sent(exchange: RpcExchange) -> Reason | None:
-    """Why a call was never sent; None where it was."""
+    """Return why a call was never sent; None where it was."""
     if exchange.call is None or not exchange.call.error or exchange.request is not None:
         return None
     return Reason.of(ReasonKind.CALL_FAILED, exchange.call.error)

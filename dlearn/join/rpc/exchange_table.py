@@ -6,7 +6,7 @@ times form a group: what is the same for all of a group is worked out for one of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self, get_args
@@ -14,10 +14,10 @@ from typing import Any, Self, get_args
 import numpy as np
 
 from dlearn.events.event import Event, RpcCall, RpcReply, RpcRun, RpcWindow
-from dlearn.events.event_table import NONE, Column, EventTable, Lazy, Mask, Rows, find, of_events
+from dlearn.events.event_table import NONE, Column, EventTable, Lazy, Mask, Rows, find, or_none
 from dlearn.events.short_lines import ENDED_BY
 from dlearn.join.rpc import rpc_exchange as rpc
-from dlearn.join.rpc.rpc_exchange import KnownBy, RpcExchange, Workers
+from dlearn.join.rpc.rpc_exchange import KnownBy, Request, RpcExchange, Workers
 
 _KINDS = tuple(rpc.REPLY_OF)
 _KNOWN_BY: tuple[KnownBy, ...] = get_args(KnownBy)
@@ -33,7 +33,7 @@ _LONGEST = (2**8, 2**16, 2**31)
 """Where a context's number takes another number of bytes."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class ExchangeTable:
     """All exchanges of a job, in the order of sending.
 
@@ -42,6 +42,7 @@ class ExchangeTable:
     """
 
     events: EventTable
+    known: Workers
     src: Column
     dst: Column
     kind: Rows
@@ -52,14 +53,8 @@ class ExchangeTable:
     arrival: Rows
     cause: Rows
     context: Column
-    sent_ns: Column
-    received_ns: Column
-    reply_sent_ns: Column
-    reply_received_ns: Column
-    request_id: Column
-    """The agent's own number of the request; NONE where no log has it."""
-    worker_ids: Mapping[int, int]
-    """RPC's own id of each rank."""
+    requests: Mapping[int, Request]
+    """By row, what the agents' logs say of a request."""
 
     def __post_init__(self) -> None:
         self._made = np.full(len(self), None, object)
@@ -74,31 +69,23 @@ class ExchangeTable:
         def row(event: Event | None) -> int:
             return -1 if event is None else events.row_of(event.rank, event.number)
 
-        count = len(exchanges)
         columns: dict[str, Any] = {"kind": [_KINDS.index(each.kind) for each in exchanges]}
         columns["known_by"] = [_KNOWN_BY.index(each.known_by) for each in exchanges]
-        columns["request_id"] = [each.request.id if each.request else NONE for each in exchanges]
+        contexts = [each.context for each in exchanges]
+        columns["context"] = [NONE if context is None else context for context in contexts]
+        for name in ("src", "dst"):
+            columns[name] = [getattr(each, name) for each in exchanges]
         for name in _ENDS:
             columns[name] = [row(getattr(each, name)) for each in exchanges]
-        for name in ("src", "dst", "context", *_TIMES):
-            values = [getattr(each, name) for each in exchanges]
-            columns[name] = [NONE if value is None else value for value in values]
         for name, values in columns.items():
-            columns[name] = np.fromiter(values, np.int64, count)
-        table = cls(events=events, worker_ids=_ids(known), **columns)
-        table._made[:] = np.fromiter(exchanges, object, count)
-        for number, exchange in enumerate(exchanges):
-            exchange.number = number
-            exchange.after_backward = bool(table.after_backward[number])
-            exchange.worker_ids = table._ids_of(exchange.src, exchange.dst)
-        return table
+            columns[name] = np.array(values, np.int64)
+        requests = {row: each.request for row, each in enumerate(exchanges) if each.request}
+        return cls(events, known, **columns, requests=requests)
 
     @classmethod
     def of_calls(cls, events: EventTable, known: Workers) -> Self:
         """Return an exchange for each call that Python saw, where the agents logged nothing."""
         call = np.flatnonzero(events.is_a(RpcCall))
-        handed_ns = numbers_of(events, call, "handed_ns")
-        call = call[np.argsort(handed_ns - events.start_ns[call], kind="stable")]
         run = np.flatnonzero(events.is_a(RpcRun))
         is_fetched = events.of_firsts(lambda first: getattr(first, "fetched", False))
         reply = np.flatnonzero(events.is_a(RpcReply) & ~is_fetched)
@@ -106,16 +93,15 @@ class ExchangeTable:
         handed_ns = numbers_of(events, call, "handed_ns")
         received_ns = numbers_of(events, run, "arrived_ns")
         at_ns = np.where(handed_ns == 0, np.maximum(received_ns, 0), handed_ns)
-        order = np.argsort(at_ns, kind="stable")
+        order = np.lexsort((handed_ns - events.start_ns[call], at_ns))
         call, run, reply = call[order], run[order], reply[order]
-        answered = _replied(events, call)
-        kinds = _of_kinds(events, call, lambda first: _KINDS.index(rpc.kind_of_call(first)))
-        none = np.full(len(call), NONE)
+        dst = events.of_firsts(lambda first: known.rank(getattr(first, "to", None)), np.int64)
         return cls(
             events=events,
+            known=known,
             src=events.rank[call],
-            dst=_of_kinds(events, call, lambda first: known.rank(first.to)),
-            kind=kinds,
+            dst=dst[call],
+            kind=events.of_firsts(_kind_of, np.intp)[call],
             known_by=np.full(len(call), _PYTHON),
             call=call,
             run=run,
@@ -123,13 +109,39 @@ class ExchangeTable:
             arrival=np.full(len(call), -1),
             cause=call,
             context=numbers_of(events, call, "context"),
-            sent_ns=handed_ns[order],
-            received_ns=received_ns[order],
-            reply_sent_ns=at_rows(events.start_ns, reply, NONE),
-            reply_received_ns=np.where(answered, events.end_ns[call], NONE),
-            request_id=none,
-            worker_ids=_ids(known),
+            requests={},
         )
+
+    def _logged(self, name: str, seen: Column) -> Column:
+        """Return this number as the agents' logs have it, else as Python saw it."""
+        for row, request in self.requests.items():
+            number = getattr(request, name)
+            if number is not None:
+                seen[row] = number
+        return seen
+
+    @cached_property
+    def request_id(self) -> Column:
+        """Return the agent's own number of each request; NONE where no log has it."""
+        return self._logged("id", np.full(len(self), NONE))
+
+    @cached_property
+    def sent_ns(self) -> Column:
+        return self._logged("sending_ns", numbers_of(self.events, self.call, "handed_ns"))
+
+    @cached_property
+    def received_ns(self) -> Column:
+        return self._logged("received_ns", numbers_of(self.events, self.run, "arrived_ns"))
+
+    @cached_property
+    def reply_sent_ns(self) -> Column:
+        return self._logged("replying_ns", at_rows(self.events.start_ns, self.reply, NONE))
+
+    @cached_property
+    def reply_received_ns(self) -> Column:
+        replied = self.events.ended_by == ENDED_BY.index("reply")
+        seen_ns = at_rows(np.where(replied, self.events.end_ns, NONE), self.call, NONE)
+        return self._logged("answered_ns", at_rows(self.events.start_ns, self.arrival, seen_ns))
 
     @cached_property
     def after_backward(self) -> Mask:
@@ -190,16 +202,19 @@ class ExchangeTable:
     def made(self, rows: Rows) -> list[RpcExchange]:
         """Return the exchanges in these rows, each made once."""
         new = np.array([row for row in set(rows.tolist()) if self._made[row] is None], np.intp)
-        names = ("call", "run", "reply", "cause")
-        ends = [self._events(getattr(self, name)[new]) for name in names]
-        for row, call, run, reply, cause in zip(new.tolist(), *ends, strict=True):
-            src, dst, context = int(self.src[row]), int(self.dst[row]), int(self.context[row])
-            kind, known_by = _KINDS[self.kind[row]], _KNOWN_BY[self.known_by[row]]
-            made = RpcExchange(src, dst, kind, known_by, None, call, run, reply, cause=cause)
-            made.context = None if context == NONE else context
-            made.number, made.after_backward = row, bool(self.after_backward[row])
-            made.worker_ids = self._ids_of(src, dst)
-            self._made[row] = made
+        columns: dict[str, list[Any]] = {"number": new.tolist()}
+        for name in ("src", "dst", "context", *_TIMES):
+            columns[name] = or_none(getattr(self, name)[new])
+        for name in _ENDS:
+            columns[name] = self._events(getattr(self, name)[new])
+        columns["kind"] = [_KINDS[kind] for kind in self.kind[new].tolist()]
+        columns["known_by"] = [_KNOWN_BY[how] for how in self.known_by[new].tolist()]
+        columns["after_backward"] = self.after_backward[new].tolist()
+        columns["request"] = [self.requests.get(row) for row in new.tolist()]
+        for row, *values in zip(new.tolist(), *columns.values(), strict=True):
+            exchange = RpcExchange(**dict(zip(columns, values, strict=True)))
+            exchange.worker_ids = self.known.id(exchange.src), self.known.id(exchange.dst)
+            self._made[row] = exchange
         found: list[RpcExchange] = self._made[rows].tolist()
         return found
 
@@ -207,9 +222,6 @@ class ExchangeTable:
         found = np.full(len(rows), None, object)
         found[rows >= 0] = np.fromiter(self.events.made(rows[rows >= 0]), object)
         return found.tolist()
-
-    def _ids_of(self, src: int, dst: int) -> tuple[int, int]:
-        return self.worker_ids.get(src, 0), self.worker_ids.get(dst, 0)
 
 
 class Exchanges(Lazy[RpcExchange]):
@@ -232,17 +244,15 @@ def numbers_of(events: EventTable, rows: Rows, name: str) -> Column:
     return at_rows(events.column(name), rows, NONE)
 
 
-def _of_kinds(events: EventTable, rows: Rows, question: Callable[[Any], int]) -> Column:
-    """Return the answer of each of these rows to what is the same for all events of a kind."""
-    likes, inverse = np.unique(events.like[rows], return_inverse=True)
-    answers = (question(events.firsts[like]) for like in likes.tolist())
-    return np.fromiter(answers, np.int64, len(likes))[inverse]
+def _kind_of(first: Event) -> int:
+    return _KINDS.index(rpc.kind_of_call(first)) if isinstance(first, RpcCall) else UNKNOWN_KIND
 
 
 def _of_calls(events: EventTable, calls: Rows, rows: Rows, known: Workers) -> Rows:
     """Return the last of these rows, runs or replies, that belongs to each call; -1 for none."""
     ranks = 1 + max(events.rank.max(initial=0), *known.by_id.values())
-    caller = _of_kinds(events, rows, lambda first: known.rank(first.caller))
+    callers = events.of_firsts(lambda first: known.rank(getattr(first, "caller", None)), np.int64)
+    caller = callers[rows]
     key = numbers_of(events, rows, "call") * ranks + caller
     key[caller < 0] = -1
     order = np.argsort(key, kind="stable")
@@ -253,11 +263,6 @@ def _of_calls(events: EventTable, calls: Rows, rows: Rows, known: Workers) -> Ro
         rows, key = rows[order], key[order]
         found = np.where(key[index] == wanted, rows[index], -1)
     return found
-
-
-def _replied(events: EventTable, rows: Rows) -> Mask:
-    """Return whose end was the arrival of the reply."""
-    return np.asarray(events.ended_by[rows] == ENDED_BY.index("reply"))
 
 
 def _groups_of_events(events: EventTable) -> Rows:
@@ -272,15 +277,6 @@ def _groups_of_events(events: EventTable) -> Rows:
         key = (kind, *[getattr(first, name) for name in shared[kind]])
         found[like] = numbers.setdefault(key, len(numbers))
     return found[events.like]
-
-
-def _ids(known: Workers) -> dict[int, int]:
-    return {rank: worker for worker, rank in known.by_id.items()}
-
-
-def no_exchanges() -> Exchanges:
-    """Return what a job without RPC has."""
-    return Exchanges(ExchangeTable.of((), of_events(()), Workers({}, {})), np.arange(0))
 
 
 def at_rows(column: np.ndarray, rows: Rows, otherwise: np.ndarray | int) -> np.ndarray:

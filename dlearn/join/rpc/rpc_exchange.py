@@ -10,15 +10,18 @@ from __future__ import annotations
 import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from operator import attrgetter
-from typing import Literal
+from typing import Literal, TypeVar
 
 from dlearn.errors import TraceError
 from dlearn.events import agent_log
 from dlearn.events.event import Event, RpcArrival, RpcCall, RpcReply, RpcResult, RpcRun, RpcWindow, Worker
+from dlearn.events.event_table import Events
 from dlearn.events.process import Process
 
+End = TypeVar("End", RpcRun, RpcReply, RpcArrival)
 KnownBy = Literal["python", "window", "rule", "unknown"]
 
 FORWARD, BACKWARD = "FORWARD_AUTOGRAD_REQ", "BACKWARD_AUTOGRAD_REQ"
@@ -94,33 +97,14 @@ class RpcExchange:
     context: int | None = None
     number: int = 0
     """In the order of sending."""
+    sent_ns: int | None = None
+    received_ns: int | None = None
+    reply_sent_ns: int | None = None
+    reply_received_ns: int | None = None
     after_backward: bool = False
     """Of one in a context: whether its backward pass was over."""
     worker_ids: tuple[int, int] = (0, 0)
     """RPC's own ids of the two."""
-
-    def _logged(self, name: str, seen_ns: int | None) -> int | None:
-        """A time as the agents' logs tell it, else as Python saw it."""
-        at_ns: int | None = getattr(self.request, name, None)
-        return seen_ns if at_ns is None else at_ns
-
-    @property
-    def sent_ns(self) -> int | None:
-        return self._logged("sending_ns", self.call.handed_ns if self.call is not None else None)
-
-    @property
-    def received_ns(self) -> int | None:
-        return self._logged("received_ns", self.run.arrived_ns if self.run is not None else None)
-
-    @property
-    def reply_sent_ns(self) -> int | None:
-        return self._logged("replying_ns", self.reply.start_ns if self.reply is not None else None)
-
-    @property
-    def reply_received_ns(self) -> int | None:
-        answered = self.call is not None and self.call.ended_by == "reply"
-        seen_ns = self.call.end_ns if self.call is not None and answered else None
-        return self._logged("answered_ns", seen_ns if self.arrival is None else self.arrival.start_ns)
 
 
 def kind_of_reply(exchange: RpcExchange) -> str:
@@ -169,6 +153,14 @@ class Workers:
         """Return the rank of this worker, -1 where none is known."""
         return -1 if worker is None else self.by_id.get(worker, -1)
 
+    @cached_property
+    def _ids(self) -> dict[int, int]:
+        return {rank: worker for worker, rank in self.by_id.items()}
+
+    def id(self, rank: int) -> int:
+        """Return the worker's id of this rank, 0 where none is known."""
+        return self._ids.get(rank, 0)
+
 
 def workers(processes: Sequence[Process]) -> Workers:
     known = [(process.worker, process.rank) for process in processes if process.worker is not None]
@@ -213,32 +205,20 @@ def _read_log(process: Process, worker: Worker) -> list[agent_log.Moment]:
 # The ends that Python saw ---------------------------------------------------------------------------------------------
 
 
-@dataclass
 class Seen:
     """What Python saw, by rank and by call."""
 
-    calls: list[RpcCall] = field(default_factory=list)
-    windows: dict[str, list[RpcWindow]] = field(default_factory=lambda: defaultdict(list))
-    runs: dict[tuple[int, int], RpcRun] = field(default_factory=dict)
-    replies: dict[tuple[int, int], RpcReply] = field(default_factory=dict)
-    arrivals: dict[tuple[int, int], RpcArrival] = field(default_factory=dict)
-    fetched: dict[tuple[int, int], RpcReply] = field(default_factory=dict)
+    def __init__(self, events: Events, known: Workers) -> None:
+        self.calls = events.of(RpcCall)
+        self.windows: dict[str, list[RpcWindow]] = defaultdict(list)
+        for window in events.of(RpcWindow):
+            self.windows[window.op].append(window)
+        self._known = known
+        self.runs = self._by_call(events.of(RpcRun))
+        self.arrivals = self._by_call(events.of(RpcArrival))
+        replies = events.of(RpcReply)
+        self.fetched = self._by_call([reply for reply in replies if reply.fetched])
+        self.replies = self._by_call([reply for reply in replies if not reply.fetched])
 
-
-def seen(events: Iterable[Event], known: Workers) -> Seen:
-    """Sort these events by what they say of a call."""
-    found = Seen()
-    for event in events:
-        match event:
-            case RpcCall():
-                found.calls.append(event)
-            case RpcWindow():
-                found.windows[event.op].append(event)
-            case RpcRun():
-                found.runs[known.rank(event.caller), event.call] = event
-            case RpcReply():
-                replies = found.fetched if event.fetched else found.replies
-                replies[known.rank(event.caller), event.call] = event
-            case RpcArrival():
-                found.arrivals[known.rank(event.caller), event.call] = event
-    return found
+    def _by_call(self, ends: Iterable[End]) -> dict[tuple[int, int], End]:
+        return {(self._known.rank(end.caller), end.call): end for end in ends}

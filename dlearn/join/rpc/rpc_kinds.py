@@ -1,14 +1,15 @@
-"""Of what kind is each request of the agent's log?
+"""Of what kind is each request of the agents' logs?
 
-The log gives both ends and all times, but no kind. Python's side knows when it called, and within which stretch of time
-C++ sent something of its own. What is left follows from torch's protocol for remote references and for distributed
-autograd (torch's notes "Remote Reference Protocol" and "Distributed Autograd Design"):
+The log gives both ends and all times, but no kind. Python saw when it called, and in which window of
+time C++ sent something of its own. The rest follows from torch's protocol for remote references and
+for distributed autograd (torch's notes "Remote Reference Protocol", "Distributed Autograd Design"):
 
-* whoever unpacks an RRef tells: its owner accepts the sender's new copy (RREF_CHILD_ACCEPT to the sender); a user that
-  got it from another user asks the owner first (RREF_FORK_REQUEST) and then accepts; from the owner itself: nothing;
+* who unpacks an RRef reports it: its owner accepts the sender's new copy (RREF_CHILD_ACCEPT to the
+  sender); a user that got it from another user asks the owner (RREF_FORK_REQUEST) and then accepts;
+  from the owner itself: nothing;
 * only a user deletes (RREF_USER_DELETE), and only at the owner;
-* the end of a context is told to all workers that it knows, and each tells all that *it* knows
-  (CLEANUP_AUTOGRAD_CONTEXT_REQ);
+* the end of a context goes to all workers that the driver has met in it, and each of them sends it
+  on to all that *it* has met (CLEANUP_AUTOGRAD_CONTEXT_REQ);
 * a backward pass crosses (BACKWARD_AUTOGRAD_REQ) where the forward pass did, the other way.
 """
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from heapq import heappop, heappush
 
@@ -25,18 +26,17 @@ import numpy as np
 from dlearn.events.event import RpcCall, RpcReply, RpcRun, RpcWindow
 from dlearn.events.event_table import Column, Events, Mask
 from dlearn.events.process import Process
-from dlearn.join.rpc import exchange_table
 from dlearn.join.rpc import rpc_exchange as rpc
-from dlearn.join.rpc.exchange_table import Exchanges, ExchangeTable, at_rows
+from dlearn.join.rpc.exchange_table import BACKWARD_KIND, UNKNOWN_KIND, Exchanges, ExchangeTable, at_rows
 from dlearn.join.rpc.rpc_exchange import KnownBy, Request, RpcExchange, Seen, Workers
-from dlearn.join.rpc.rpc_matching import Cause, RequestMatcher, TimeWindow, shortest_first, stretch_of
+from dlearn.join.rpc.rpc_matching import Cause, RequestMatcher, TimeWindow, shortest_first, span_of
 
 
 @dataclass(frozen=True)
 class Rpc:
     """All exchanges, in the order of sending. `gaps` says what is missing from the agents' logs."""
 
-    exchanges: Exchanges = field(default_factory=exchange_table.no_exchanges)
+    exchanges: Exchanges
     gaps: tuple[str, ...] = ()
 
     @property
@@ -48,11 +48,11 @@ class Rpc:
     def explained(self) -> int:
         """Count the requests of the logs whose kind is known."""
         table = self.exchanges.table
-        return int((table.is_logged & (table.kind != exchange_table.UNKNOWN_KIND))[self.exchanges.rows].sum())
+        return int((table.is_logged & (table.kind != UNKNOWN_KIND))[self.exchanges.rows].sum())
 
     @property
     def complete(self) -> bool:
-        """Whether the logs are here: then no request is missing."""
+        """Return whether the logs are here: then no request is missing."""
         return not self.gaps
 
     @property
@@ -61,7 +61,8 @@ class Rpc:
         unknown = self.logged - self.explained
         if not unknown:
             return self.gaps
-        return (*self.gaps, f"of {unknown:,} of {self.logged:,} requests over RPC the kind is unknown")
+        sentence = f"of {unknown:,} of {self.logged:,} requests over RPC the kind is unknown"
+        return (*self.gaps, sentence)
 
     def of(self, events: Events) -> Rpc:
         """Return the exchanges that these events caused.
@@ -69,14 +70,13 @@ class Rpc:
         That is by a call, a window, or all of a context or a backward pass that they began.
         """
         table = self.exchanges.table
-        opened: dict[str, set[int]] = {"context": set(), "backward": set()}
+        opened: dict[str, list[int]] = {"context": [], "backward": []}
         for window in events.of(RpcWindow):
             if window.op in opened and window.context is not None:
-                opened[window.op].add(window.context)
-        begun, backward = (np.isin(table.context, list(contexts)) for contexts in opened.values())
+                opened[window.op].append(window.context)
+        begun, backward = (np.isin(table.context, contexts) for contexts in opened.values())
         caused = at_rows(events.chosen, table.cause, 0) > 0
-        kept = caused | begun | (backward & (table.kind == exchange_table.BACKWARD_KIND))
-        return self._keep(kept)
+        return self._keep(caused | begun | (backward & (table.kind == BACKWARD_KIND)))
 
     def sent_between(self, wanted: Callable[[Column], Mask]) -> Rpc:
         """Return the exchanges that were called, or sent by C++, at a time in ns that is wanted."""
@@ -90,13 +90,12 @@ class Rpc:
 def join_rpc(processes: Sequence[Process], events: Events) -> Rpc:
     """Return all RPCs that the processes of a job know; `events` are all events of the job."""
     known = rpc.workers(processes)
-    if not known.by_id:
-        return Rpc()
     found, gaps = rpc.requests(processes, known)
-    if found:
-        table = ExchangeTable.of(join(rpc.seen(events, known), found, known), events.table, known)
-    else:
+    if known.by_id and not found:
         table = ExchangeTable.of_calls(events.table, known)
+    else:
+        exchanges = join(Seen(events, known), found, known) if found else []
+        table = ExchangeTable.of(exchanges, events.table, known)
     lost = len(table) - int(table.is_logged.sum())
     if lost and not gaps:
         torch = sorted({process.header.torch for process in processes})
@@ -108,34 +107,43 @@ def join_rpc(processes: Sequence[Process], events: Events) -> Rpc:
 
 
 def join(saw: Seen, logged: Sequence[Request], known: Workers) -> list[RpcExchange]:
-    """Every request as an exchange, with all that is known of it; and the calls that the log does not have."""
-    board = RequestMatcher(logged)
-    _python_calls(saw, board, known)
-    _fetches(saw, board, known)
-    _backward(saw, board, known)
-    # What a stretch tells before what only an order does: two messages may be under way at the same time.
-    asked = _references(saw, board, known)
-    _cleanups(saw, board)
-    _acceptances(asked, board)
-    _backward_in_cpp(saw, board)
-    _deletions(saw, board, known)
-    _unknown(saw, board)
-    return sorted(board.exchanges, key=lambda each: each.sent_ns or each.received_ns or 0)
+    """Return an exchange for every request, with all that is known of it, and for calls without one."""
+    requests = RequestMatcher(logged)
+    _python_calls(saw, requests, known)
+    _fetches(saw, requests, known)
+    _backward(saw, requests, known)
+    # First what has a window, then what has an order only: messages may travel at the same time.
+    asked = _references(saw, requests, known)
+    _cleanups(saw, requests)
+    _acceptances(asked, requests)
+    _backward_in_cpp(saw, requests)
+    _deletions(saw, requests, known)
+    _unknown(saw, requests)
+    return sorted(requests.exchanges, key=_sent_ns)
+
+
+def _sent_ns(exchange: RpcExchange) -> int:
+    """Return when a request was sent, else when it arrived."""
+    call, run = exchange.call, exchange.run
+    request = exchange.request or Request(exchange.src, exchange.dst, 0)
+    sent_ns = (request.sending_ns, None if call is None else call.handed_ns)
+    arrived_ns = (request.received_ns, None if run is None else run.arrived_ns)
+    return next(filter(None, (*sent_ns, *arrived_ns)), 0)
 
 
 # Calls ----------------------------------------------------------------------------------------------------------------
 
 
-def _python_calls(saw: Seen, board: RequestMatcher, known: Workers) -> None:
-    """The narrowest stretches first; of several requests in one, that whose times at both ends are nearest."""
+def _python_calls(saw: Seen, requests: RequestMatcher, known: Workers) -> None:
+    """Match Python's calls, narrowest window first, to the requests whose times are nearest."""
     for call in sorted(saw.calls, key=lambda call: call.handed_ns - call.start_ns):
         kind, dst, cause = rpc.kind_of_call(call), known.rank(call.to), (call, call.context)
         run, reply = saw.runs.get((call.rank, call.call)), saw.replies.get((call.rank, call.call))
-        stretch = TimeWindow(call.rank, call.start_ns, call.handed_ns, dst)
-        exchange = board.claim(kind, "python", cause, stretch, partial(_misfit, call, run, reply))
+        window = TimeWindow(call.rank, call.start_ns, call.handed_ns, dst)
+        exchange = requests.match(kind, "python", cause, window, partial(_misfit, call, run, reply))
         if exchange is None:
             exchange = RpcExchange(call.rank, dst, kind, "python", cause=call, context=call.context)
-            board.exchanges.append(exchange)
+            requests.exchanges.append(exchange)
         exchange.call, exchange.run, exchange.reply = call, run, reply
 
 
@@ -143,34 +151,33 @@ _IMPOSSIBLE_NS = 10**12
 
 
 def _misfit(call: RpcCall, run: RpcRun | None, reply: RpcReply | None, request: Request) -> int:
-    """How far what Python saw at both ends is from what the log says of this request; a wrong order counts most."""
-    steps = (
-        (call.start_ns, request.sending_ns),
-        (request.running_ns or request.received_ns, run.arrived_ns if run is not None else None),
-        (run.end_ns if run is not None else None, request.ran_ns),
-        (reply.start_ns if reply is not None else None, request.replying_ns),
-        (request.answered_ns, call.end_ns),
-    )
-    gaps = [later - earlier for earlier, later in steps if earlier is not None and later is not None]
-    return sum(gap if gap >= 0 else _IMPOSSIBLE_NS for gap in gaps)
+    """Return how far Python's times at both ends, in ns, are from the log's of this request.
+
+    A wrong order counts most.
+    """
+    steps = [(call.start_ns, request.sending_ns), (request.answered_ns, call.end_ns)]
+    if run is not None:
+        steps.append((request.running_ns or request.received_ns, run.arrived_ns))
+        steps.append((run.end_ns, request.ran_ns))
+    if reply is not None:
+        steps.append((reply.start_ns, request.replying_ns))
+    known = [(before, after) for before, after in steps if before is not None and after is not None]
+    return sum(after - before if after >= before else _IMPOSSIBLE_NS for before, after in known)
 
 
-def _fetches(saw: Seen, board: RequestMatcher, known: Workers) -> None:
+def _fetches(saw: Seen, requests: RequestMatcher, known: Workers) -> None:
     for window in shortest_first([*saw.windows["to_here"], *saw.windows["rref backward"]]):
         kind = rpc.FETCH if window.context is None else rpc.FORWARD
         if window.op == "rref backward":
             kind = rpc.RREF_BACKWARD
-        cause, stretch = (window, window.context), stretch_of(window, known.rank(window.to))
-        exchange = board.claim(kind, "window", cause, stretch)
+        span = span_of(window, known.rank(window.to))
+        exchange = requests.match(kind, "window", (window, window.context), span)
         if exchange is not None:
-            _add_fetched_value(exchange, saw, known)
+            _add_fetched_value(exchange, window, saw)
 
 
-def _add_fetched_value(exchange: RpcExchange, saw: Seen, known: Workers) -> None:
-    """The value was packed at the owner before the reply went, and has arrived inside the window."""
-    request, window = exchange.request, exchange.cause
-    if request is None or window is None:
-        return
+def _add_fetched_value(exchange: RpcExchange, window: RpcWindow, saw: Seen) -> None:
+    """Add the value that the owner packed before it replied, and that arrived inside the window."""
     for (owner, number), reply in saw.fetched.items():
         arrival = saw.arrivals.get((owner, number))
         if arrival is None or owner != exchange.dst or arrival.rank != exchange.src:
@@ -184,29 +191,30 @@ def _add_fetched_value(exchange: RpcExchange, saw: Seen, known: Workers) -> None
 # Distributed autograd -------------------------------------------------------------------------------------------------
 
 
-def _backward(saw: Seen, board: RequestMatcher, known: Workers) -> None:
-    """Inside the execution of a recv node; else while a gradient from elsewhere is being worked on.
+def _backward(saw: Seen, requests: RequestMatcher, known: Workers) -> None:
+    """Match gradients to the execution of a recv node, else to the work on a gradient that came.
 
-    Then it is the last that came in this backward pass before the gradient was there; the last gradient chooses first.
+    Then it is the last request that came in this backward pass before that work. The last gradient
+    chooses first.
     """
     for window in shortest_first(saw.windows["crossing"]):
         dst = known.by_id.get(window.to) if window.to is not None else None
-        board.claim(rpc.BACKWARD, "window", (window, window.context), stretch_of(window, dst))
+        requests.match(rpc.BACKWARD, "window", (window, window.context), span_of(window, dst))
     began = {window.context: window.start_ns for window in saw.windows["backward"]}
     for window in sorted(saw.windows["gradient"], key=lambda window: -window.start_ns):
-        src = known.rank(window.to)
-        sent = board.within(TimeWindow(src, began.get(window.context, 0), window.start_ns, window.rank))
-        came = [(each.received_ns, each) for each in sent if each.received_ns is not None]
-        candidates = [each for each in came if each[0] <= window.start_ns]
-        if candidates:
-            request = max(candidates, key=lambda each: each[0])[1]
-            board.take(request, rpc.BACKWARD, "window", (window, window.context))
+        first_ns = began.get(window.context, 0)
+        span = TimeWindow(known.rank(window.to), first_ns, window.start_ns, window.rank)
+        sent = [(each.received_ns, each) for each in requests.within(span) if each.received_ns is not None]
+        came = [each for each in sent if each[0] <= window.start_ns]
+        if came:
+            request = max(came, key=lambda each: each[0])[1]
+            requests.take(request, rpc.BACKWARD, "window", (window, window.context))
 
 
-def _backward_in_cpp(saw: Seen, board: RequestMatcher) -> None:
-    """Where no Python saw the tensors come in: back along each way that they took forward, during the backward pass."""
+def _backward_in_cpp(saw: Seen, requests: RequestMatcher) -> None:
+    """Take, for each crossing of the forward pass without a gradient so far, a request back."""
     ways: dict[int | None, Counter[tuple[int, int]]] = defaultdict(Counter)
-    for exchange in board.exchanges:
+    for exchange in requests.exchanges:
         call, reply = exchange.call, exchange.reply
         if exchange.kind == rpc.BACKWARD:
             ways[exchange.context][exchange.src, exchange.dst] -= 1
@@ -219,156 +227,158 @@ def _backward_in_cpp(saw: Seen, board: RequestMatcher) -> None:
             ways[exchange.context][exchange.src, exchange.dst] += 1
     for window in [*saw.windows["backward"], *saw.windows["rref backward"]]:
         for (here, there), count in ways[window.context].items():
-            for request in board.within(TimeWindow(here, window.start_ns, window.end_ns, there))[: max(0, count)]:
-                board.take(request, rpc.BACKWARD, "rule", (window, window.context))
+            span, cause = TimeWindow(here, window.start_ns, window.end_ns, there), (window, window.context)
+            requests.take_first(max(0, count), span, rpc.BACKWARD, cause)
 
 
-def _cleanups(saw: Seen, board: RequestMatcher) -> None:
-    """From the driver inside its release; from there on, by each worker to all that it has met in this context.
+def _cleanups(saw: Seen, requests: RequestMatcher) -> None:
+    """Match the end of each context, from the driver on, to all that a worker has met in it.
 
-    A worker does so once, while it works on the first such request that its threads take up: with two under way that
-    need not be the one that came first. So each of them is a stretch in which it may have passed the end on.
+    A worker sends it on once, while it works on the first such request that its threads take up: with
+    two under way that need not be the one that came first. So each of them has a window.
     """
     met: dict[tuple[int, int | None], set[int]] = defaultdict(set)
-    for exchange in board.exchanges:
+    for exchange in requests.exchanges:
         if exchange.context is not None and exchange.kind in (rpc.FORWARD, rpc.BACKWARD):
             met[exchange.src, exchange.context].add(exchange.dst)
             met[exchange.dst, exchange.context].add(exchange.src)
     for window in saw.windows["release"]:
-        # When it begins there, until when, and where.
-        waves: list[tuple[int, int, int]] = [(window.start_ns, window.end_ns or 2**62, window.rank)]
-        told: set[tuple[int, int]] = set()
-        while waves:
-            first_ns, last_ns, rank = heappop(waves)
+        # From when to when a rank works on it.
+        frontier: list[tuple[int, int, int]] = [(window.start_ns, window.end_ns or 2**62, window.rank)]
+        visited: set[tuple[int, int]] = set()
+        while frontier:
+            first_ns, last_ns, rank = heappop(frontier)
+            known_by: KnownBy = "window" if rank == window.rank else "rule"
             for dst in sorted(met[rank, window.context]):
-                if (rank, dst) in told:
+                if (rank, dst) in visited:
                     continue
-                known_by: KnownBy = "window" if rank == window.rank else "rule"
-                misfit = partial(_no_cleanup, board, met[dst, window.context], last_ns)
-                cause, stretch = (window, window.context), TimeWindow(rank, first_ns, last_ns, dst)
-                told_it = board.claim(rpc.CLEANUP, known_by, cause, stretch, misfit)
-                if told_it is None:
+                misfit = partial(_no_cleanup, requests, met[dst, window.context], last_ns)
+                span = TimeWindow(rank, first_ns, last_ns, dst)
+                cleanup = requests.match(rpc.CLEANUP, known_by, (window, window.context), span, misfit)
+                request = None if cleanup is None else cleanup.request
+                if request is None:
                     continue
-                told.add((rank, dst))
-                if told_it.received_ns is not None:
-                    heappush(waves, (told_it.received_ns, told_it.reply_sent_ns or 2**62, dst))
+                visited.add((rank, dst))
+                if request.received_ns is not None:
+                    heappush(frontier, (request.received_ns, request.replying_ns or 2**62, dst))
 
 
-def _no_cleanup(board: RequestMatcher, peers: set[int], last_ns: int, request: Request) -> int:
-    """How unlike the end of a context: to how many peers its receiver sends nothing while it works on it counts most.
+def _no_cleanup(requests: RequestMatcher, peers: set[int], last_ns: int, request: Request) -> int:
+    """Return how unlike the end of a context a request is.
 
-    Then how long before the end of its sender's own work it went, which is the last thing that is done there.
+    The peers to which its receiver sends nothing while it works on it count most. Then how long it
+    went before the end of its sender's own work, where it is the last thing that is done.
     """
     if request.received_ns is None:
         return _IMPOSSIBLE_NS * len(peers)
     meanwhile = [TimeWindow(request.dst, request.received_ns, request.replying_ns, peer) for peer in peers]
-    silent = sum(not board.within(each) for each in meanwhile)
+    silent = sum(not requests.within(each) for each in meanwhile)
     return silent * _IMPOSSIBLE_NS + min(last_ns - request.first_ns, _IMPOSSIBLE_NS - 1)
 
 
 # Remote references ----------------------------------------------------------------------------------------------------
 
 Asked = list[tuple[RpcExchange, int]]
-"""The requests for a copy, each with the rank that waits to be told that it is accepted."""
+"""The requests for a copy, each with the rank that waits for the acceptance."""
 
 
-def _references(saw: Seen, board: RequestMatcher, known: Workers) -> Asked:
-    """What is sent while a reference is unpacked."""
+def _references(saw: Seen, requests: RequestMatcher, known: Workers) -> Asked:
+    """Match what is sent while a reference is unpacked; return the requests for a copy."""
     asked: Asked = []
-    causes = _Causes(board.exchanges)
+    unpackings = _unpackings(requests.exchanges)
     for window in shortest_first(saw.windows["rref"]):
         owner, parent = known.rank(window.to), known.rank(window.parent_worker)
         if parent == owner:
             continue  # The owner took note of the copy when it sent it.
-        cause = causes.of(window, parent)
+        # Of a message from `parent`: a server unpacks those of several workers at the same time.
+        spans = unpackings[window.rank, parent]
+        around = [each for each in spans if each[0] <= window.start_ns <= each[1]]
+        cause: Cause = window, window.context
+        if around:
+            message = min(around, key=lambda each: each[1] - each[0])[2]
+            cause = message.call or window, message.context
         if owner == window.rank:
-            board.claim(rpc.ACCEPT, "window", cause, stretch_of(window, parent))
+            requests.match(rpc.ACCEPT, "window", cause, span_of(window, parent))
             continue
-        exchange = board.claim(rpc.FORK, "window", cause, stretch_of(window, owner), partial(_delay, parent, board))
+        delay = partial(_delay, parent, requests)
+        exchange = requests.match(rpc.FORK, "window", cause, span_of(window, owner), delay)
         if exchange is not None:
             asked.append((exchange, parent))
     return asked
 
 
-def _acceptances(asked: Asked, board: RequestMatcher) -> None:
-    """What follows another message: it can be told apart only when all that has a stretch of its own is claimed."""
-    calls = [exchange for exchange in board.exchanges if exchange.call is not None]
-    for exchange, parent in sorted(asked, key=lambda each: each[0].reply_received_ns or 0):
-        granted = _granted(exchange.request, parent, board)
+def _unpackings(
+    exchanges: Sequence[RpcExchange],
+) -> dict[tuple[int, int], list[tuple[int, int, RpcExchange]]]:
+    """Return from when to when, in ns, a rank unpacks each message, a call or a reply, of another."""
+    spans: dict[tuple[int, int], list[tuple[int, int, RpcExchange]]] = defaultdict(list)
+    for exchange in exchanges:
+        run, call, request = exchange.run, exchange.call, exchange.request
+        if run is not None:
+            spans[run.rank, exchange.src].append((run.arrived_ns, run.start_ns, exchange))
+        if call is not None and call.ended_by == "reply" and call.end_ns is not None:
+            first = request.answered_ns if request is not None and request.answered_ns else call.handed_ns
+            spans[call.rank, exchange.dst].append((first, call.end_ns, exchange))
+    return spans
+
+
+def _acceptances(asked: Asked, requests: RequestMatcher) -> None:
+    """Take what follows another message: all that has a window of its own is matched by now."""
+    calls = [exchange for exchange in requests.exchanges if exchange.call is not None]
+    for exchange, parent in sorted(asked, key=_answered_ns):
+        granted = _granted(exchange.request, parent, requests)
         if granted is not None:
-            board.take(granted, rpc.ACCEPT, "rule", (exchange.cause, exchange.context))
+            requests.take(granted, rpc.ACCEPT, "rule", (exchange.cause, exchange.context))
     for exchange in calls:
-        _unpacked_in_cpp(exchange, board)
+        _unpacked_in_cpp(exchange, requests)
 
 
-def _granted(asked: Request | None, parent: int, board: RequestMatcher) -> Request | None:
-    """The acceptance that follows when the owner has answered a request for a copy."""
+def _answered_ns(asked: tuple[RpcExchange, int]) -> int:
+    request = asked[0].request
+    return 0 if request is None else request.answered_ns or 0
+
+
+def _granted(asked: Request | None, parent: int, requests: RequestMatcher) -> Request | None:
+    """Return the acceptance that follows when the owner has answered a request for a copy."""
     if asked is None or asked.answered_ns is None:
         return None
-    return next(iter(board.within(TimeWindow(asked.src, asked.answered_ns, None, parent))), None)
+    return next(iter(requests.within(TimeWindow(asked.src, asked.answered_ns, None, parent))), None)
 
 
-def _delay(parent: int, board: RequestMatcher, asked: Request) -> int:
-    granted = _granted(asked, parent, board)
+def _delay(parent: int, requests: RequestMatcher, asked: Request) -> int:
+    granted = _granted(asked, parent, requests)
     if granted is None or granted.sending_ns is None or asked.answered_ns is None:
         return 2**62
     return granted.sending_ns - asked.answered_ns
 
 
-def _unpacked_in_cpp(asked: RpcExchange, board: RequestMatcher) -> None:
-    """A TorchScript call unpacks its RRefs in C++: their owner accepts them while it works on the call."""
+def _unpacked_in_cpp(asked: RpcExchange, requests: RequestMatcher) -> None:
+    """Take the acceptances of a TorchScript call, whose RRefs C++ unpacks: sent during the call."""
     call, request = asked.call, asked.request
     if call is None or request is None or call.flavour == "python" or request.received_ns is None:
         return
-    mine = [rref for rref in call.rrefs if rref.owner == call.to]
-    candidates = board.within(TimeWindow(asked.dst, request.received_ns, request.replying_ns, asked.src))
-    for each in candidates[: len(mine)]:
-        board.take(each, rpc.ACCEPT, "rule", (call, asked.context))
+    count = sum(rref.owner == call.to for rref in call.rrefs)
+    span = TimeWindow(asked.dst, request.received_ns, request.replying_ns, asked.src)
+    requests.take_first(count, span, rpc.ACCEPT, (call, asked.context))
 
 
-class _Causes:
-    """The message whose unpacking a window belongs to: the call that is being taken in, or the reply."""
-
-    def __init__(self, exchanges: Sequence[RpcExchange]) -> None:
-        self._spans: dict[tuple[int, int], list[tuple[int, int, RpcExchange]]] = defaultdict(list)
-        for exchange in exchanges:
-            run, call, request = exchange.run, exchange.call, exchange.request
-            if run is not None:
-                self._spans[run.rank, exchange.src].append((run.arrived_ns, run.start_ns, exchange))
-            if call is not None and call.ended_by == "reply" and call.end_ns is not None:
-                first = request.answered_ns if request is not None and request.answered_ns else call.handed_ns
-                self._spans[call.rank, exchange.dst].append((first, call.end_ns, exchange))
-
-    def of(self, window: RpcWindow, sender: int) -> Cause:
-        """Of a message from `sender`: a server takes in the messages of several workers at the same time."""
-        around = [each for each in self._spans[window.rank, sender] if each[0] <= window.start_ns <= each[1]]
-        if not around:
-            return window, window.context
-        exchange = min(around, key=lambda each: each[1] - each[0])[2]
-        return exchange.call or window, exchange.context
-
-
-def _deletions(saw: Seen, board: RequestMatcher, known: Workers) -> None:
-    """What is left can only be the end of a copy, if the sender has copies of the receiver's values."""
-    copies: Counter[tuple[int, int]] = Counter()
-    for call in saw.calls:
-        if call.op == "remote":
-            copies[call.rank, known.rank(call.to)] += 1
-    for window in saw.windows["rref"]:
-        copies[window.rank, known.rank(window.to)] += 1
-    for request in board.left():
+def _deletions(saw: Seen, requests: RequestMatcher, known: Workers) -> None:
+    """Take what is left for the end of a copy, where the sender has copies of the receiver's values."""
+    copies = Counter((call.rank, known.rank(call.to)) for call in saw.calls if call.op == "remote")
+    copies.update((window.rank, known.rank(window.to)) for window in saw.windows["rref"])
+    for request in requests.left():
         if copies[request.src, request.dst] > 0 and request.src != request.dst:
             copies[request.src, request.dst] -= 1
-            board.take(request, rpc.DELETE, "rule")
+            requests.take(request, rpc.DELETE, "rule")
 
 
-def _unknown(saw: Seen, board: RequestMatcher) -> None:
-    """The requests whose kind nothing tells; each belongs to the one context that was open at both its ends."""
+def _unknown(saw: Seen, requests: RequestMatcher) -> None:
+    """Take the rest, of unknown kind, for the one context that was open at both ends."""
     windows = {window.context: window for window in saw.windows["context"]}
     met: dict[int, set[int | None]] = defaultdict(set)
     for window in windows.values():
         met[window.rank].add(window.context)
-    for exchange in board.exchanges:
+    for exchange in requests.exchanges:
         met[exchange.src].add(exchange.context)
         met[exchange.dst].add(exchange.context)
 
@@ -376,8 +386,8 @@ def _unknown(saw: Seen, board: RequestMatcher) -> None:
         window = windows.get(context)
         return window is not None and window.start_ns <= at_ns <= (window.end_ns or at_ns)
 
-    for request in board.left():
-        exchange = board.take(request, "", "unknown")
+    for request in requests.left():
+        exchange = requests.take(request, "", "unknown")
         common = met[request.src] & met[request.dst]
         contexts = [context for context in common if is_open(context, request.first_ns)]
         if len(contexts) == 1:

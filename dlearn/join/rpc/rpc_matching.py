@@ -1,8 +1,9 @@
-"""Which request of the agents' logs belongs to which claim.
+"""The requests of the agents' logs, matched to what Python saw of RPC.
 
-A claim says: a request of this kind was sent by this worker within this stretch of time. Several may fit the same
-requests, so they are matched by augmenting paths (Kuhn's algorithm for bipartite graphs): a claim whose requests are
-all taken has a holder move on to another request of the holder's own stretch.
+Python saw: this worker sent a request of this kind within this window of time. Several windows may
+fit the same requests, so they are matched by augmenting paths (Kuhn's algorithm for bipartite
+graphs): where all requests of a window are taken, an exchange moves on to another request of its
+own window.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import chain
 from operator import attrgetter
 
 from dlearn.events.event import Event, RpcWindow
@@ -34,85 +36,90 @@ class TimeWindow:
 
 
 class RequestMatcher:
-    """The requests of the logs, by sender, in the order of sending, and who has claimed them."""
+    """The requests of the logs, by sender, in the order of sending, and the exchange of each."""
 
     def __init__(self, requests: Iterable[Request]) -> None:
         self._by_src: dict[int, list[Request]] = defaultdict(list)
         for request in sorted(requests, key=_sent):
             self._by_src[request.src].append(request)
         self._times = {src: [each.first_ns for each in found] for src, found in self._by_src.items()}
-        self._holder: dict[Request, RpcExchange] = {}
-        self._claims: dict[RpcExchange, tuple[TimeWindow, Callable[[Request], int]]] = {}
+        self._matched: dict[Request, RpcExchange] = {}
+        self._windows: dict[RpcExchange, tuple[TimeWindow, Callable[[Request], int]]] = {}
         self.exchanges: list[RpcExchange] = []
-        """What was made of them, and the calls that no log tells of, in the order of the claims."""
+        """The exchanges so far; also the calls that no log has."""
 
-    def within(self, stretch: TimeWindow) -> list[Request]:
-        """Return the requests of this stretch that nothing has claimed yet."""
-        return [each for each in self._all_within(stretch) if each not in self._holder]
+    def within(self, window: TimeWindow) -> list[Request]:
+        """Return the requests of this window that are not matched yet."""
+        return [each for each in self._all_within(window) if each not in self._matched]
 
-    def claim(
-        self, kind: str, known_by: KnownBy, cause: Cause, stretch: TimeWindow, misfit: Callable[[Request], int] = _sent
+    def match(
+        self, kind: str, known_by: KnownBy, cause: Cause, window: TimeWindow, misfit: Callable[[Request], int] = _sent
     ) -> RpcExchange | None:
-        """Make an exchange of the free request that fits best, or else of one that its holder can do without."""
-        exchange = RpcExchange(stretch.src, -1, kind, known_by, cause=cause[0], context=cause[1])
-        self._claims[exchange] = stretch, misfit
-        free = self.within(stretch)
-        if free:
-            self._give(min(free, key=misfit), exchange)
-        elif not self._augment(exchange):
+        """Return an exchange of the request that fits best of those that are or can be made free."""
+        exchange = RpcExchange(window.src, -1, kind, known_by, cause=cause[0], context=cause[1])
+        self._windows[exchange] = window, misfit
+        if not self._augment(exchange):
             return None
         self.exchanges.append(exchange)
         return exchange
 
     def take(self, request: Request, kind: str, known_by: KnownBy, cause: Cause = NO_CAUSE) -> RpcExchange:
-        """Make an exchange of this request."""
+        """Return an exchange of this request."""
         exchange = RpcExchange(request.src, request.dst, kind, known_by, cause=cause[0], context=cause[1])
-        self._give(request, exchange)
+        self._assign(request, exchange)
         self.exchanges.append(exchange)
         return exchange
 
-    def left(self) -> list[Request]:
-        """Return the requests that nothing has claimed, in the order of sending."""
-        unclaimed = [each for found in self._by_src.values() for each in found if each not in self._holder]
-        return sorted(unclaimed, key=_sent)
+    def take_first(self, count: int, window: TimeWindow, kind: str, cause: Cause) -> None:
+        """Make exchanges of the first so many requests of a window, as a rule of the protocol says."""
+        for request in self.within(window)[:count]:
+            self.take(request, kind, "rule", cause)
 
-    def _all_within(self, stretch: TimeWindow) -> list[Request]:
-        times = self._times.get(stretch.src, [])
-        last = len(times) if stretch.last_ns is None else bisect_right(times, stretch.last_ns)
-        inside = slice(bisect_left(times, stretch.first_ns), last)
-        return [each for each in self._by_src.get(stretch.src, [])[inside] if stretch.dst in (None, each.dst)]
+    def left(self) -> list[Request]:
+        """Return the requests that are not matched, in the order of sending."""
+        every = sorted(chain.from_iterable(self._by_src.values()), key=_sent)
+        return [request for request in every if request not in self._matched]
+
+    def _all_within(self, window: TimeWindow) -> list[Request]:
+        times = self._times.get(window.src, [])
+        last = len(times) if window.last_ns is None else bisect_right(times, window.last_ns)
+        inside = slice(bisect_left(times, window.first_ns), last)
+        found = self._by_src.get(window.src, [])[inside]
+        return [request for request in found if window.dst in (None, request.dst)]
 
     def _augment(self, exchange: RpcExchange) -> bool:
-        """Find the shortest chain of holders that move on, the last one to a free request; whether there is one."""
+        """Return whether a shortest chain of exchanges that move on ends at a free request."""
         wanted_by: dict[Request, RpcExchange] = {}
         without = deque([exchange])
         while without:
             asker = without.popleft()
-            stretch, misfit = self._claims[asker]
-            for request in sorted(self._all_within(stretch), key=misfit):
+            window, misfit = self._windows[asker]
+            for request in sorted(self._all_within(window), key=misfit):
                 if request in wanted_by:
                     continue
                 wanted_by[request] = asker
-                holder = self._holder.get(request)
+                holder = self._matched.get(request)
                 if holder is None:
-                    free: Request | None = request
-                    while free is not None:
-                        asker = wanted_by[free]
-                        before = asker.request
-                        self._give(free, asker)
-                        free = before
+                    self._move_along(request, wanted_by)
                     return True
-                if holder in self._claims:
+                if holder in self._windows:
                     without.append(holder)
         return False
 
-    def _give(self, request: Request, exchange: RpcExchange) -> None:
-        self._holder[request] = exchange
+    def _move_along(self, free: Request | None, wanted_by: dict[Request, RpcExchange]) -> None:
+        while free is not None:
+            exchange = wanted_by[free]
+            before = exchange.request
+            self._assign(free, exchange)
+            free = before
+
+    def _assign(self, request: Request, exchange: RpcExchange) -> None:
+        self._matched[request] = exchange
         exchange.request, exchange.dst = request, request.dst
 
 
-def stretch_of(window: RpcWindow, dst: int | None) -> TimeWindow:
-    """Return the stretch of a window of Python's, for requests to `dst`."""
+def span_of(window: RpcWindow, dst: int | None) -> TimeWindow:
+    """Return the time of a window that Python saw, for requests to `dst`."""
     return TimeWindow(window.rank, window.start_ns, window.end_ns, dst)
 
 

@@ -96,19 +96,6 @@ class Content(NamedTuple):
 AS_ITS_OPERATION = Content()
 
 
-class CallMessage(NamedTuple):
-    """One message of a call of RPC or of a service; `how` is a place in HOWS."""
-
-    src: int
-    dst: int
-    payload_bytes: int | None
-    how: int
-    sent_ns: int | None
-    received_ns: int | None
-    step: int
-    content: Content
-
-
 class MessageColumns(NamedTuple):
     """The fields of `Message` as numbers; NONE where there is none.
 

@@ -95,9 +95,14 @@ class Operations(Lazy[Operation], Shown):
         return self.table.end_ns[self.rows]
 
     @property
+    def first_ends(self) -> Rows:
+        """Return the row of the first end of each in the table of events."""
+        return self.table.end_row[self.table.first[self.rows]]
+
+    @property
     def seq(self) -> Column:
-        """The number of each in its group, as its first end has counted."""
-        return self.table.events.seq[self.table.end_row[self.table.first[self.rows]]]
+        """Return the number of each in its group, as its first end has counted."""
+        return self.table.events.seq[self.first_ends]
 
     @property
     def is_call(self) -> Mask:
