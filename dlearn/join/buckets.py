@@ -34,7 +34,8 @@ def assign(whole: Selection) -> dict[int, BucketLabel]:
     looked at.
     """
     table = whole.table
-    is_bucket, is_call = table.is_a(Bucket), table.of_firsts(_is_in_backward)
+    is_bucket, in_backward = table.is_a(Bucket), table.of_firsts(lambda first: first.phase == "backward")
+    is_call = table.is_a(Collective) & in_backward
     rows = np.flatnonzero(is_bucket | is_call | table.is_a(Gradient))
     rows = rows[np.lexsort((table.number[rows], table.rank[rows]))]
     shown = np.cumsum(is_bucket[rows])
@@ -57,10 +58,6 @@ def assign(whole: Selection) -> dict[int, BucketLabel]:
             if label is not None:
                 found[row] = label
     return found
-
-
-def _is_in_backward(event: Event) -> bool:
-    return isinstance(event, Collective) and event.phase == "backward"
 
 
 def _tables(shown: Sequence[Event]) -> dict[tuple[int, int], Tables]:
@@ -89,13 +86,11 @@ class _Pass:
         for event, self.tables in zip(events, tables, strict=True):
             if isinstance(event, Gradient):
                 self.ready[event.backward, event.model].add(event.parameter)
-            if isinstance(event, Collective) and (self.tables or event.launcher == "reducer"):
-                found.append(self.label_of(event))
-            else:
-                found.append(None)
+            is_call = isinstance(event, Collective) and (self.tables or event.launcher == "reducer")
+            found.append(self._label_of(cast("Collective", event)) if is_call else None)
         return found
 
-    def label_of(self, call: Collective) -> BucketLabel | None:
+    def _label_of(self, call: Collective) -> BucketLabel | None:
         if call.launcher == "comm hook":
             named = [
                 table[call.bucket_index]

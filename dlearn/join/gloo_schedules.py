@@ -124,20 +124,16 @@ def ring_reduce(ranks: int, payload: int, itemsize: int, root: int) -> Iterator[
     Gloo stops the ring two segments before it is round, as if a chunk had no more. Where it has more, from 2 MiB per
     rank on, each rank sends the rest of its own chunk for nothing.
     """
-    cut = _reduce_segments(ranks, payload, itemsize)
+    # As `_segments`, the other way round: first the size, half a chunk or 1 MiB, then how many.
+    size = min(_ceil(payload, 2 * ranks), _largest(itemsize))
+    size = itemsize * max(1, _ceil(size, itemsize))
+    filled = _ceil(payload, size)
+    cut = Segments(size, max(2, _ceil(filled, ranks)), filled)
     steps = ranks * cut.per_chunk - 2
     yield from _ring(ranks, payload, cut, first_chunk=1, first_step=0, steps=steps)
     for rank, (offset, length) in enumerate(_chunks(ranks, payload, cut)):
         if rank != root and length > 0:
             yield Send(steps, rank, root, offset, length)
-
-
-def _reduce_segments(ranks: int, payload: int, itemsize: int) -> Segments:
-    """As `_segments`, the other way round: first the size, half a chunk or 1 MiB, then how many that makes."""
-    size = min(_ceil(payload, 2 * ranks), _largest(itemsize))
-    size = itemsize * max(1, _ceil(size, itemsize))
-    filled = _ceil(payload, size)
-    return Segments(size, max(2, _ceil(filled, ranks)), filled)
 
 
 def _largest(itemsize: int) -> int:

@@ -8,7 +8,6 @@ from typing import TypeVar
 
 import numpy as np
 
-from dlearn.events.event_table import Mask
 from dlearn.events.source import ServiceCall, in_use
 from dlearn.join import buckets
 from dlearn.join.ends import End, Group, OperationClass, bytes_of
@@ -22,12 +21,15 @@ Answer = TypeVar("Answer")
 
 @once
 def operations(trace: Selection) -> Operations:
-    """What the program asked for, joined over ranks, in the order of first call. Nothing is left out.
+    """Return what the program asked for, joined over ranks, in the order of first call.
 
     The sends that a glass-box collective consists of stand in its `steps`, all of them also in a selection.
     """
-    table = _table(trace.whole)
-    mine = table.with_an_end(_chosen_ends(trace, table))
+    table, chosen = _table(trace.whole), trace.rows.chosen
+    if isinstance(table.events, EndTable):
+        # Of RPC it has the ends whose request it has.
+        chosen = np.append(chosen, np.isin(table.events.exchange, trace.rpc.exchanges.rows))
+    mine = table.with_an_end(chosen)
     rows = np.flatnonzero(mine & ~table.is_step(mine & table.is_collective))
     order = np.argsort(table.start_ns[rows], kind="stable")
     return Operations(table, rows[order], trace.labels)
@@ -35,21 +37,13 @@ def operations(trace: Selection) -> Operations:
 
 @once
 def _table(whole: Selection) -> OperationTable:
-    """All that was met, with what DDP has it carry, and the calls of RPC and of services."""
+    """Return all operations, with the buckets of DDP, and the calls of RPC and of services."""
     met = replace(whole.met, bucket_labels=buckets.assign(whole))
     return with_rpc(met, whole.rpc.exchanges.table).with_more([*_service_operations(whole)])
 
 
-def _chosen_ends(trace: Selection, table: OperationTable) -> Mask:
-    """Return which of the table's events are of this selection; of RPC those whose request is."""
-    events, exchanges = table.events, trace.rpc.exchanges
-    if not isinstance(events, EndTable):
-        return trace.rows.chosen
-    return np.append(trace.rows.chosen, np.isin(events.exchange, exchanges.rows))
-
-
 def _service_operations(trace: Selection) -> Iterator[tuple[OperationClass, End]]:
-    """Each call of a service as an operation of its caller and the rank that was asked, as far as its Source knows."""
+    """Yield each call of a service, of its caller and the rank that was asked, if its Source knows."""
     for source in in_use.values():
         kinds = tuple(kind.columns for kind in source.kinds if issubclass(kind.columns, ServiceCall))
         calls = trace.of(*kinds)
@@ -63,9 +57,10 @@ def _service_operations(trace: Selection) -> Iterator[tuple[OperationClass, End]
 
 
 def everybody(trace: Selection) -> set[int]:
-    """The ranks that left a file, and those that others name."""
+    """Return the ranks that left a file, and those that others name."""
     asked = operations(trace)
-    classes = [asked.table.classes[like] for like in np.unique(asked.table.like[asked.rows]).tolist()]
-    found = {*trace.ranks, *(rank for each in classes for rank in each.group.members)}
-    found |= {rank for each in classes for rank in (each.sender, each.receiver) if rank is not None}
-    return found | set(np.unique(asked.calls.rank).tolist())
+    found = {*trace.ranks, *np.unique(asked.calls.rank).tolist()}
+    for like in np.unique(asked.table.like[asked.rows]).tolist():
+        one = asked.table.classes[like]
+        found |= {*one.group.members, *({one.sender, one.receiver} - {None})}
+    return found

@@ -126,8 +126,7 @@ class Entries:
 
     def outside(self) -> list[Counted]:
         """What lies between no two samples, and how often it is there."""
-        found, counts = _counted(self.cell[self.section < 0])
-        return [(self.cells[cell], times) for cell, times in zip(found, counts, strict=True)]
+        return [(self.cells[cell], times) for cell, times in _counted(self.cell[self.section < 0])]
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +134,6 @@ class Ledger:
     """All that was written, and all that should have been."""
 
     meters: dict[int, Meter]
-    ranks: set[int]
     operations: Operations
     entries: Entries
 
@@ -158,26 +156,25 @@ class Ledger:
         cells: list[Counted] = []
         grown: Counter[Connection] = Counter()
         not_measured: set[Connection] = set()
+        unexplained: Counter[Reason] = Counter()
         settled = True
         for rank, first, last in stretches:
-            meter = self.meters[rank]
+            meter, part = self.meters[rank], self.entries.between(rank, first, last)
             settled &= bool(meter.still[first]) and bool(meter.still[last])
-            for edge, size in meter.between(first, last).items():
-                grown[rank, edge] += size
-            part = self.entries.between(rank, first, last)
-            # They stand in the order of sections: the last one of a cell is in the latest section.
-            latest = dict(zip(self.entries.cell[part].tolist(), self.entries.section[part].tolist(), strict=True))
-            for place, times in zip(*_counted(self.entries.cell[part]), strict=True):
-                cell = self.entries.cells[place]
+            sizes = meter.between(first, last)
+            grown.update({(rank, edge): size for edge, size in sizes.items()})
+            # Entries stand in the order of sections: the last one of a cell is in the latest section.
+            numbers, sections = self.entries.cell[part], self.entries.section[part].tolist()
+            latest = dict(zip(numbers.tolist(), sections, strict=True))
+            for number, times in _counted(numbers):
+                cell = self.entries.cells[number]
                 cells.append((cell, times))
-                # Closed before the section's end: how much was written after the last sample nobody knows.
-                not_measured |= {
-                    (rank, row.edge) for row in cell.rows if meter.known_until.get(row.edge, 0) <= latest[place]
-                }
-        unexplained: Counter[Reason] = Counter()
-        for cell, times in cells:
-            if cell.unexplained is not None:
-                unexplained[cell.unexplained] += times
+                if cell.unexplained is not None:
+                    unexplained[cell.unexplained] += times
+                for edge in [row.edge for row in cell.rows]:
+                    # Closed before the section's end: what was written after the last sample is not known.
+                    if meter.known_until.get(edge, 0) <= latest[number]:
+                        not_measured.add((rank, edge))
         pairs = _pairs(cells, {**grown, **dict.fromkeys(not_measured)}, settled=settled)
         return [each for each in pairs if each.predicted_bytes or grown[each.src, (each.group, each.dst)]], unexplained
 
@@ -186,11 +183,9 @@ class Ledger:
         return _pairs([each for each in self.entries.outside() if each[0].rank not in self.meters], {}, settled=True)
 
 
-def _counted(cells: Rows) -> tuple[list[int], list[int]]:
-    """Each cell in the order of its first call, and how often it is there."""
-    found, first, counts = np.unique(cells, return_index=True, return_counts=True)
-    order = np.argsort(first)
-    return found[order].tolist(), counts[order].tolist()
+def _counted(cells: Rows) -> list[tuple[int, int]]:
+    """Return each cell in the order of its first call, and how often it is there."""
+    return list(Counter(cells.tolist()).items())
 
 
 def _pairs(cells: Iterable[Counted], measured: Mapping[Connection, int | None], *, settled: bool) -> list[Pair]:
@@ -203,8 +198,8 @@ def _pairs(cells: Iterable[Counted], measured: Mapping[Connection, int | None], 
         if cell.unexplained is not None:
             not_predicted.add((cell.rank, cell.group))
     pairs = []
-    for connection, rows in written.items():
-        rank, (group, dst) = connection
+    for (rank, (group, dst)), rows in written.items():
+        count = sum([times for _, times in rows])
         pair = Pair(
             src=rank,
             dst=dst,
@@ -212,9 +207,9 @@ def _pairs(cells: Iterable[Counted], measured: Mapping[Connection, int | None], 
             payload_bytes=sum([times * row.payload for row, times in rows]),
             predicted_bytes=sum([times * row.predicted for row, times in rows]),
             observer_bytes=sum([times * row.observer for row, times in rows]),
-            measured_bytes=measured.get(connection),
+            measured_bytes=measured.get((rank, (group, dst))),
         )
-        why = _why(pair, sum([times for _, times in rows]), (rank, group) not in not_predicted, settled)
+        why = _why(pair, count, (rank, group) not in not_predicted, settled)
         pairs.append(msgspec.structs.replace(pair, why=why))
     return sorted(pairs, key=lambda pair: (pair.group, pair.src, pair.dst))
 
@@ -238,19 +233,17 @@ def ledger_of(trace: Selection) -> Ledger:
     """What every operation of this trace should have written, by rank and section."""
     asked, known = operations(trace), meters(trace)
     processes = {process.rank: process for process in trace.processes}
-    ranks = set(trace.ranks)
     cells: list[LedgerRow] = []
     columns: list[tuple[np.ndarray, np.ndarray]] = []
     for one, places in asked.alike():
         if one.exchange is not None:
-            for cell, section in _of_rpc(one, known, ranks):
+            for cell, section in _of_rpc(one, known):
                 cells.append(cell)
                 columns.append((places, np.array([section])))
             continue
         if isinstance(one.ends[0], ServiceCall):
             continue  # Its connections are no process group's, and not counted.
         payload, predicted, reason = _prediction(one)
-        ranks |= {rank for pair in predicted for rank in pair}
         numbers = asked.table.events.number[asked.end_rows(places)]
         for rank, column in {end.rank: column for column, end in enumerate(one.ends)}.items():
             # The connections are those of the group as this rank's file calls it.
@@ -258,18 +251,14 @@ def ledger_of(trace: Selection) -> Ledger:
             sizes = [(dst, payload[src, dst], size) for (src, dst), size in predicted.items() if src == rank]
             cells.append(LedgerRow(rank, group, tuple(Written((group, dst), *both) for dst, *both in sizes), reason))
             columns.append((places, _sections(known.get(rank), numbers[:, column])))
-    return Ledger(known, ranks, asked, _entries(cells, columns))
-
-
-def _entries(cells: list[LedgerRow], columns: list[tuple[np.ndarray, np.ndarray]]) -> Entries:
     empty = np.empty(0, np.intp)
-    counts = [len(places) for places, _ in columns]
     operation = np.concatenate([empty, *(places for places, _ in columns)])
     section = np.concatenate([empty, *(sections for _, sections in columns)])
-    cell = np.repeat(np.arange(len(cells)), counts)
+    cell = np.repeat(np.arange(len(cells)), [len(places) for places, _ in columns])
     rank = np.array([each.rank for each in cells], np.intp)[cell]
     order = np.lexsort((operation, section, rank))
-    return Entries(cells, cell[order], operation[order], rank[order], section[order])
+    entries = Entries(cells, cell[order], operation[order], rank[order], section[order])
+    return Ledger(known, asked, entries)
 
 
 def _sections(meter: Meter | None, numbers: np.ndarray) -> np.ndarray:
@@ -280,10 +269,9 @@ def _sections(meter: Meter | None, numbers: np.ndarray) -> np.ndarray:
     return np.where(after < len(meter.numbers), after - 1, -1)
 
 
-def _of_rpc(operation: Operation, known: dict[int, Meter], ranks: set[int]) -> Iterator[tuple[LedgerRow, int]]:
-    """A cell for each message of an RPC, and its section: by its time, as threads of C++ send it. Adds to `ranks`."""
+def _of_rpc(operation: Operation, known: dict[int, Meter]) -> Iterator[tuple[LedgerRow, int]]:
+    """Yield a cell for each message of an RPC, and its section by its time: threads of C++ send it."""
     for message in messages_of(operation):
-        ranks |= {message.src, message.dst}
         if message.src == message.dst:
             continue  # It never leaves the process.
         size = wire_bytes(message)
@@ -305,7 +293,7 @@ def predicted_on_the_wire(operation: Operation) -> tuple[Counter[tuple[int, int]
         _, predicted, reason = _prediction(operation)
         return predicted, reason
     predicted, reason = Counter(), why_unknown(operation)
-    for cell, _ in _of_rpc(operation, {}, set()):
+    for cell, _ in _of_rpc(operation, {}):
         reason = cell.unexplained or reason
         predicted.update({(cell.rank, row.edge[1]): row.predicted for row in cell.rows if row.predicted})
     return predicted, reason

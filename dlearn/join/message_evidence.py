@@ -23,7 +23,7 @@ MOST_MESSAGES = 1_000_000
 
 @once
 def messages(trace: Selection) -> Messages:
-    """Every message, in the order of sending, each with one sender and one receiver; at most MOST_MESSAGES.
+    """Return every message, in the order of sending, each from one rank to one; at most MOST_MESSAGES.
 
     Those of a collective are derived from the backend's algorithm, those of a glass-box collective observed. Operations
     whose messages are not known, or too many, are listed with the reason; one that sends nothing is not.
@@ -41,8 +41,7 @@ def messages(trace: Selection) -> Messages:
     gave_none[columns.operation] = False
     reasons = dict.fromkeys(np.flatnonzero(~fits).tolist(), Reason.of(ReasonKind.TOO_MANY, MOST_MESSAGES))
     for one, places in asked.groups(np.flatnonzero(gave_none)):
-        reason = why_unknown(one)
-        if reason is not None:
+        if (reason := why_unknown(one)) is not None:
             reasons |= dict.fromkeys(places.tolist(), reason)
     agreed = confirmed(trace, columns.operation, columns.src, columns.dst)
     return Messages(asked, columns, contents, agreed, sorted(reasons.items(), key=itemgetter(0)))
@@ -60,10 +59,13 @@ def _fits(asked: Operations, counts: Column) -> Mask:
 
 
 def confirmed(trace: Selection, operation: Rows, src: Rows, dst: Rows) -> Mask:
-    """Which of these messages the sender's counters confirm; `operation` are places among the trace's operations."""
+    """Return which of these messages the sender's counters confirm; `operation` are indices of operations."""
     if not meters(trace.whole):
         return np.zeros(len(src), bool)
-    place = operations(trace).places_in(operations(trace.whole))[operation]
+    asked, whole = operations(trace), operations(trace.whole)
+    place = np.full(len(asked.table), -1, np.intp)  # So stays one that is a step of another in the whole.
+    place[whole.rows] = np.arange(len(whole))
+    place = place[asked.rows[operation]]
     return np.isin(_edge(trace.whole, place, src, dst), _agreements(trace.whole)) & (place >= 0)
 
 

@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from dlearn.events.event import Counters
 from dlearn.events.process import Process
@@ -23,16 +24,15 @@ Edge = tuple[str, int]
 class Meter:
     """The samples of one rank: `totals[i]` are the bytes that it had written to each peer by event `numbers[i]`."""
 
-    rank: int
     numbers: tuple[int, ...]
     times_ns: tuple[int, ...]
     still: tuple[bool | None, ...]
     totals: tuple[Counter[Edge], ...]
     known_until: dict[Edge, int]
     """The connections that are counted, and the last sample that has each: it may have been closed since."""
-    received: tuple[Counter[Edge], ...] = ()
+    received: tuple[Counter[Edge], ...]
     """Bytes that had come from each peer at each sample, where that was read."""
-    known_from: int = 0
+    known_from: int
     """Of RPC's connections: the sample from which all of them are there, and counted."""
 
     def section_at(self, at_ns: int) -> int | None:
@@ -42,25 +42,19 @@ class Meter:
 
     def between(self, first: int, last: int) -> Counter[Edge]:
         """Bytes written from sample `first` to sample `last`."""
-        growth: Counter[Edge] = Counter()
-        for edge, total in self.totals[last].items():
-            growth[edge] = total - self.totals[first][edge]
-        return growth
+        before = self.totals[first]
+        return Counter({edge: total - before[edge] for edge, total in self.totals[last].items()})
 
 
 @once
 def meters(trace: Selection) -> dict[int, Meter]:
     """The meter of each rank that has at least two samples in this trace."""
     far = _far_ends(trace.processes)
-    found: dict[int, Meter] = {}
     samples: dict[int, list[Counters]] = defaultdict(list)
-    for sample in sorted(trace.of(Counters), key=lambda sample: sample.number):
+    for sample in sorted(trace.of(Counters), key=attrgetter("number")):
         samples[sample.rank].append(sample)
-    for process in trace.processes:
-        mine = samples[process.rank]
-        if len(mine) > 1:
-            found[process.rank] = _meter(process, mine, far)
-    return found
+    several = [process for process in trace.processes if len(samples[process.rank]) > 1]
+    return {process.rank: _meter(process, samples[process.rank], far) for process in several}
 
 
 def unattributed_bytes(trace: Selection) -> Counter[tuple[int, int]]:
@@ -119,47 +113,35 @@ def _meter(process: Process, samples: Sequence[Counters], far: dict[tuple[int, i
         for number, socket in process.sockets.items()
         if (process.rank, number) in far and socket.group != NO_GROUP
     }
+    # RPC makes its connections one after the other, and writes into them to do so.
+    of_rpc = [number for number, edge in edges.items() if edge[0] == RPC]
+    all_there = (len(sample.sent_bytes) > max(of_rpc, default=0) for sample in samples)
+    known_from = next((index for index, there in enumerate(all_there) if there), 0)
     base: dict[int, int] = {}
     last: dict[int, int] = {}
-    known_from = _all_there([number for number, edge in edges.items() if edge[0] == RPC], samples)
     known_until: dict[Edge, int] = {}
-    totals: list[Counter[Edge]] = []
-    for place, sample in enumerate(samples):
-        for number, sent in enumerate(sample.sent_bytes):
-            edge = edges.get(number)
-            if sent is None or edge is None or (edge[0] == RPC and place < known_from):
-                continue
-            # A connection's own handshake is older than its first sample. A closed one keeps its last.
-            base.setdefault(number, sent)
-            last[number] = sent
-            known_until[edge] = place
-        total: Counter[Edge] = Counter()
+    totals, received = [Counter[Edge]() for _ in samples], [Counter[Edge]() for _ in samples]
+    for index, sample in enumerate(samples):
+        sent_bytes, came_bytes = dict(enumerate(sample.sent_bytes)), dict(enumerate(sample.received_bytes))
         for number, edge in edges.items():
-            total[edge] += last.get(number, 0) - base.get(number, 0)
-        totals.append(total)
+            sent, came = sent_bytes.get(number), came_bytes.get(number)
+            if sent is not None and (edge[0] != RPC or index >= known_from):
+                # A connection's own handshake is older than its first sample. A closed one keeps its last.
+                base.setdefault(number, sent)
+                last[number] = sent
+                known_until[edge] = index
+            totals[index][edge] += last.get(number, 0) - base.get(number, 0)
+            if came is not None:
+                received[index][edge] += came
     return Meter(
-        process.rank,
-        tuple(sample.number for sample in samples),
-        tuple(sample.start_ns for sample in samples),
-        tuple(sample.still for sample in samples),
-        tuple(totals),
-        known_until,
-        tuple(_received(sample, edges) for sample in samples),
-        known_from,
+        numbers=tuple(sample.number for sample in samples),
+        times_ns=tuple(sample.start_ns for sample in samples),
+        still=tuple(sample.still for sample in samples),
+        totals=tuple(totals),
+        known_until=known_until,
+        received=tuple(received),
+        known_from=known_from,
     )
-
-
-def _all_there(numbers: Sequence[int], samples: Sequence[Counters]) -> int:
-    """RPC makes its connections one after the other, and writes into them to do so: that is nobody's message."""
-    return next((place for place, sample in enumerate(samples) if max(numbers, default=0) < len(sample.sent_bytes)), 0)
-
-
-def _received(sample: Counters, edges: dict[int, Edge]) -> Counter[Edge]:
-    total: Counter[Edge] = Counter()
-    for number, size in enumerate(sample.received_bytes):
-        if number in edges and size is not None:
-            total[edges[number]] += size
-    return total
 
 
 def _far_ends(processes: Sequence[Process]) -> dict[tuple[int, int], int]:

@@ -113,19 +113,19 @@ class Operations(Lazy[Operation], Shown):
         """Those that did not simply end on every rank, and all calls of RPC and of services."""
         return self.at(np.flatnonzero(self.table.unusual[self.rows]))
 
+    @cached_property
+    def _groups(self) -> list[tuple[Operation, Rows]]:
+        return self.groups(np.arange(len(self)))
+
     def alike(self) -> list[tuple[Operation, Rows]]:
+        """Return `groups` of all operations."""
+        return self._groups
+
+    def groups(self, places: Rows) -> list[tuple[Operation, Rows]]:
         """Return groups of operations that differ only in their times: one, and the indices of all.
 
         One that has steps, and a call over RPC, is a group of its own.
         """
-        return self._alike
-
-    @cached_property
-    def _alike(self) -> list[tuple[Operation, Rows]]:
-        return self.groups(np.arange(len(self)))
-
-    def groups(self, places: Rows) -> list[tuple[Operation, Rows]]:
-        """Return the groups of `alike` for the operations at these indices only."""
         kinds = self.table.kinds[self.rows[places]]
         _, first, kind = np.unique(kinds, return_index=True, return_inverse=True)
         order = np.argsort(kind, kind="stable")
@@ -134,14 +134,14 @@ class Operations(Lazy[Operation], Shown):
         return sorted(ones, key=lambda group: int(group[1][0]))
 
     def of_alike(self, question: Callable[[Operation], Any]) -> np.ndarray:
-        """The answer of each operation to what those that are alike share: asked of one of them."""
+        """Return the answer of each operation, asked of one operation of each group."""
         found = np.empty(len(self), object)
         for one, places in self.alike():
             found[places] = question(one)
         return found
 
     def counted(self) -> list[tuple[Operation, int]]:
-        """`alike`, with how many there are of each."""
+        """Return one operation of each group, and how many the group has."""
         return [(one, len(places)) for one, places in self.alike()]
 
     def leaves(self) -> tuple[Operations, Rows]:
@@ -156,15 +156,9 @@ class Operations(Lazy[Operation], Shown):
         return Operations(self.table, rows, self.labels), places
 
     def end_rows(self, places: Rows) -> Rows:
-        """Of operations here that are alike: the rows of their ends in the table of events, a row each."""
+        """Return the rows of the ends, in the table of events, of operations of a group: a row each."""
         rows = self.rows[places]
         return self.table.end_row[self.table.ends_of(rows)].reshape(len(rows), -1)
-
-    def places_in(self, whole: Operations) -> Rows:
-        """Of each operation here its place in those of the whole trace; -1 if it is a step of another there."""
-        found = np.full(len(self.table), -1, np.intp)
-        found[whole.rows] = np.arange(len(whole))
-        return found[self.rows]
 
     def times(self, places: Rows) -> tuple[Column, Column, np.ndarray, np.ndarray]:
         """Of operations here that are alike: their transfer_ns and end_ns, and the start_ns and end_ns of each of their
