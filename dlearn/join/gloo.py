@@ -12,19 +12,8 @@ from functools import lru_cache
 from itertools import islice
 
 from dlearn.events.event import Collective
-from dlearn.join.gloo_schedules import (
-    Schedule,
-    Send,
-    direct,
-    dissemination,
-    one_after_another,
-    ring_all_gather,
-    ring_all_reduce,
-    ring_reduce,
-    star,
-    tree_broadcast,
-    uneven_ring_all_gather,
-)
+from dlearn.join import gloo_schedules as algorithms
+from dlearn.join.gloo_schedules import Schedule, Send, one_after_another, ring_all_gather, star
 from dlearn.join.wording import Fact, Reason, ReasonKind
 
 FRAME_BYTES = 48
@@ -140,27 +129,28 @@ def _plan(op: str, ranks: int, sizes: Rows, itemsizes: tuple[int, ...], root: in
     payload, itemsize = sum(sizes[0]), max(itemsizes, default=1)
     match op:
         case "all_reduce" | "all_reduce_coalesced":
-            return ring_all_reduce(ranks, payload, itemsize)
+            return algorithms.ring_all_reduce(ranks, payload, itemsize)
         case "sparse all_reduce":
             indices, values = zip(*sizes, strict=True)
-            runs = (ring_all_gather(ranks, 72), uneven_ring_all_gather(indices), uneven_ring_all_gather(values))
+            blocks = map(algorithms.uneven_ring_all_gather, (indices, values))
+            runs = (ring_all_gather(ranks, 72), *blocks)
             return one_after_another((72 * ranks, sum(indices), sum(values)), runs)
         case "reduce_scatter" | "reduce_scatter_single" | "reduce_scatter_single_coalesced":
             # Torch reduces ALL of each tensor to every rank, which then keeps its share: twice what is needed.
             tensors = zip(sizes[0], itemsizes, strict=True)
-            return one_after_another(sizes[0], (ring_all_reduce(ranks, *tensor) for tensor in tensors))
+            return one_after_another(sizes[0], (algorithms.ring_all_reduce(ranks, *tensor) for tensor in tensors))
         case "reduce":
-            return ring_reduce(ranks, payload, itemsize, root)
+            return algorithms.ring_reduce(ranks, payload, itemsize, root)
         case "broadcast":
-            return tree_broadcast(ranks, payload, root)
+            return algorithms.tree_broadcast(ranks, payload, root)
         case "all_gather" | "all_gather_single" | "all_gather_coalesced" | "all_gather_single_coalesced":
             return ring_all_gather(ranks, payload)
         case "gather" | "scatter":
             return star(ranks, payload, root, inward=op == "gather")
         case "all_to_all" | "all_to_all_single":
-            return direct(ranks, sizes)
+            return algorithms.direct(ranks, sizes)
         case "barrier":
-            return dissemination(ranks)
+            return algorithms.dissemination(ranks)
         case "monitored_barrier":
             # Everybody tells rank 0 its rank, an int32, and rank 0 lets everybody go when the last has come.
             there_and_back = (star(ranks, 4, 0, inward=inward) for inward in (True, False))

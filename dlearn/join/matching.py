@@ -26,19 +26,11 @@ from dlearn.join.process_groups import join_groups, member
 from dlearn.join.tables.operation_table import OperationTable
 from dlearn.join.wording import Reason, ReasonKind
 
-_EQUAL_SIZES = {
-    "all_reduce",
-    "all_reduce_coalesced",
-    "broadcast",
-    "reduce",
-    "all_gather",
-    "all_gather_single",
-}
+_EQUAL_SIZES = {"all_reduce", "all_reduce_coalesced", "broadcast", "reduce"}
+_EQUAL_SIZES |= {"all_gather", "all_gather_single"}
 """Collectives that every rank must call with as many bytes as the others."""
 _TOLD = 8
 """Sizes or dtypes in the reason why calls do not fit together."""
-
-
 Groups = dict[tuple[int, str], Group]
 """By rank and by its name there."""
 

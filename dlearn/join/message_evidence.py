@@ -10,7 +10,7 @@ import numpy as np
 from dlearn.events.event_table import Column, Mask, Rows
 from dlearn.join.joining import everybody, operations
 from dlearn.join.ledger import Ledger, Stretch, ledger_of
-from dlearn.join.operation_messages import TransferTimes, columns_of, columns_of_calls, message_count, why_unknown
+from dlearn.join.operation_messages import columns_of, columns_of_calls, message_count, why_unknown
 from dlearn.join.selection import Selection, once
 from dlearn.join.tables.message_table import Messages, order_of_sending, together
 from dlearn.join.tables.operations import Operations
@@ -34,7 +34,7 @@ def messages(trace: Selection) -> Messages:
     leaves, outer = asked.leaves()
     parts = [called.of(fits[called.operation])]
     for one, places in leaves.groups(np.flatnonzero(fits[outer] & ~leaves.is_call)):
-        part = columns_of(one, TransferTimes(*leaves.times(places)), places)
+        part = columns_of(one, leaves.times(places), places)
         parts.append(part._replace(operation=outer[part.operation]))
     columns = together(parts, order_of_sending(parts, asked))
     gave_none = fits.copy()

@@ -15,7 +15,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from dlearn.events.event import Collective, PointToPoint
-from dlearn.events.event_table import NONE, Column
+from dlearn.events.event_table import NONE
 from dlearn.events.mpi_facts import CANCELLED
 from dlearn.events.source import ServiceCall, in_use
 from dlearn.join import gloo, nccl_rings
@@ -23,7 +23,7 @@ from dlearn.join.ends import How, bytes_of
 from dlearn.join.gloo_schedules import Schedule, Send
 from dlearn.join.rpc_messages import EndTable, messages_of_exchange, why_nothing_sent
 from dlearn.join.tables.message_table import AS_ITS_OPERATION, HOWS, Content, Message, MessageColumns, together
-from dlearn.join.tables.operation_table import Operation
+from dlearn.join.tables.operation_table import Operation, TransferTimes
 from dlearn.join.tables.operations import Operations
 from dlearn.join.wording import Reason, ReasonKind
 
@@ -38,26 +38,6 @@ class PairSum(NamedTuple):
     message_count: int
 
 
-class TransferTimes(NamedTuple):
-    """When operations that are alike began to transfer and were over, in ns: a row each. NONE where nobody knows.
-
-    `starts_ns` and `ends_ns` have a column for each of their ends, in which that began and was over.
-    """
-
-    transfer_ns: Column
-    end_ns: Column
-    starts_ns: np.ndarray
-    ends_ns: np.ndarray
-
-    @classmethod
-    def of(cls, operation: Operation) -> TransferTimes:
-        """Those of a single one."""
-        ends = [NONE if end.end_ns is None else end.end_ns for end in operation.ends]
-        end_ns = NONE if operation.end_ns is None else operation.end_ns
-        times = [[operation.transfer_ns], [end_ns], [[end.start_ns for end in operation.ends]], [ends]]
-        return cls(*(np.array(each, np.int64) for each in times))
-
-
 def messages_of(operation: Operation) -> list[Message]:
     """Return the messages of one operation: its steps', else those of the backend's algorithm.
 
@@ -67,7 +47,7 @@ def messages_of(operation: Operation) -> list[Message]:
         return [*_of_call(operation)]
     if operation.refused:
         return []
-    columns = together([columns_of(part, TransferTimes.of(part)) for part in operation.steps or (operation,)])
+    columns = together([columns_of(part, part.times) for part in operation.steps or (operation,)])
     count = len(columns.src)
     return columns.made([operation] * count, [AS_ITS_OPERATION], [False] * count)
 

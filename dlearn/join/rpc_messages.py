@@ -16,21 +16,9 @@ from msgspec.structs import replace
 from dlearn.events.event import Event, RpcCall, RpcReply, TensorInfo
 from dlearn.events.event_table import NONE, OTHER, Column, EventTable, Rows, stacked
 from dlearn.join.ends import Group, OperationClass, RpcEnd, bytes_of
+from dlearn.join.rpc import rpc_exchange as rpc
 from dlearn.join.rpc.exchange_table import ExchangeTable, at_rows, numbers_of
-from dlearn.join.rpc.rpc_exchange import (
-    ACCEPT,
-    BACKWARD,
-    CLEANUP,
-    DELETE,
-    FETCH,
-    FORK,
-    FORWARD,
-    REPLY_OF,
-    RREF_BACKWARD,
-    RpcExchange,
-    answer_of,
-    kind_of_reply,
-)
+from dlearn.join.rpc.rpc_exchange import REPLY_OF, RpcExchange, answer_of, kind_of_reply
 from dlearn.join.tables.message_table import Message
 from dlearn.join.tables.operation_table import Operation, OperationTable
 from dlearn.join.wording import NONE_PICKLED, Reason, ReasonKind, reply_tensors, request_tensors
@@ -43,7 +31,8 @@ FIRST_TENSOR, NEXT_TENSOR = 49, 9
 """And to a remote call, and to a fetched value, for each tensor: C++ packs the references to them once more."""
 AUTOGRAD = 84
 """And in a context: with the numbers of context and message, and without them."""
-FIXED = {ACCEPT: 11, FORK: 18, DELETE: 18, FETCH: 11, CLEANUP: 3, BACKWARD: 55, RREF_BACKWARD: 10, "REMOTE_RET": 18}
+FIXED = {rpc.ACCEPT: 11, rpc.FORK: 18, rpc.DELETE: 18, rpc.FETCH: 11, rpc.CLEANUP: 3}
+FIXED |= {rpc.BACKWARD: 55, rpc.RREF_BACKWARD: 10, "REMOTE_RET": 18}
 """Payload of the messages that C++ makes by itself, without those two numbers."""
 FETCHED_VALUE = 11
 """What C++ adds to a fetched value, beside its tensors."""
@@ -51,6 +40,7 @@ OPTIMIZER_STEPS = {f"_{kind}local_optimizer_step" for kind in ("", "script_", "f
 """The functions that torch's DistributedOptimizer calls (torch/distributed/optim/optimizer.py, of all versions)."""
 FRAMING_ERROR = 4
 """Bytes a message by which the prediction of RPC's framing may be wrong (measured on ten programs)."""
+_OF_A_CONTEXT = (rpc.CLEANUP, rpc.RREF_BACKWARD)
 _EMPTY = {"RREF_BACKWARD_RESP", "RREF_ACK", "CLEANUP_AUTOGRAD_CONTEXT_RESP", "BACKWARD_AUTOGRAD_RESP"}
 
 
@@ -173,14 +163,14 @@ def op_of(exchange: RpcExchange) -> str:
 
 
 def phase_of(exchange: RpcExchange) -> str:
-    """What of a training iteration it belongs to: forward, backward, optimizer, cleanup; or the job's setup.
+    """Return the phase of a training iteration: forward, backward, optimizer, cleanup; or setup.
 
     In a context, all after its backward pass is the optimizer's phase.
     """
     call = exchange.call
-    if exchange.kind == BACKWARD:
+    if exchange.kind == rpc.BACKWARD:
         return "backward"
-    if exchange.kind == CLEANUP:
+    if exchange.kind == rpc.CLEANUP:
         return "cleanup"
     if call is None and isinstance(exchange.cause, RpcCall):
         call = exchange.cause
@@ -214,13 +204,17 @@ def messages_of_exchange(operation: Operation, exchange: RpcExchange) -> Iterato
         tensors=tensors,
         packed_bytes=packed,
         observer_bytes=call.observer_bytes if call is not None else 0,
-        control=call is None and exchange.kind not in (BACKWARD, FETCH),
+        control=call is None and exchange.kind not in (rpc.BACKWARD, rpc.FETCH),
         known_by=known_by,
     )
     yield request
     if exchange.reply_sent_ns is None and exchange.reply_received_ns is None:
         return
     tensors, packed = reply_tensors(exchange), _packed_reply(exchange)
+    # A C++ call's result never passes Python.
+    unseen = call is not None and call.flavour != "python" and call.op != "remote"
+    if call is not None and call.function in OPTIMIZER_STEPS:
+        unseen = False
     says_nothing = not tensors and (reply is None or reply.pickled_bytes <= NONE_PICKLED)
     yield replace(
         request,
@@ -234,8 +228,7 @@ def messages_of_exchange(operation: Operation, exchange: RpcExchange) -> Iterato
         tensors=tensors,
         packed_bytes=packed,
         observer_bytes=reply.observer_bytes if reply is not None else 0,
-        # A C++ call's result never passes Python.
-        control=says_nothing and not _has_unseen_result(call),
+        control=says_nothing and not unseen,
     )
 
 
@@ -252,30 +245,29 @@ def _payload(packed: int | None, tensors: tuple[TensorInfo, ...]) -> int | None:
 
 
 def _packed_request(exchange: RpcExchange) -> int | None:
-    """Payload without tensors and trailer, in bytes; None where C++ packed it."""
-    call, kind = exchange.call, exchange.kind
+    """Return the payload without tensors and trailer, in bytes; None where C++ packed it."""
+    call, kind, context_bytes = exchange.call, exchange.kind, _number_bytes(exchange.context)
     if call is None:
-        if kind == FORWARD:
-            return FIXED[FETCH] + _autograd(exchange, sender=0)
-        if kind == BACKWARD and exchange.known_by != "window":
-            return None
-        if kind == BACKWARD:
+        if kind == rpc.FORWARD:
+            return FIXED[rpc.FETCH] + _autograd(exchange, sender=0)
+        if kind == rpc.BACKWARD:
             # The way back has the number that the way there had, given by who sent it.
-            return FIXED[BACKWARD] + _number_bytes(exchange.context) + _message_bytes(exchange, sender=1)
-        return FIXED[kind] + _number_bytes(exchange.context) if kind in (CLEANUP, RREF_BACKWARD) else FIXED.get(kind)
+            size = FIXED[kind] + context_bytes + _message_bytes(exchange, sender=1)
+            return size if exchange.known_by == "window" else None
+        return FIXED.get(kind) if kind not in _OF_A_CONTEXT else FIXED[kind] + context_bytes
     if call.pickled_bytes is None:
         return None
     more = 0
     if call.flavour == "python":
         more = REMOTE_CALL + _tensors_again(len(call.tensors)) if call.op == "remote" else CALL
-    return call.pickled_bytes + more + (_autograd(exchange, sender=0) if kind == FORWARD else 0)
+    return call.pickled_bytes + more + (_autograd(exchange, sender=0) if kind == rpc.FORWARD else 0)
 
 
 def _packed_reply(exchange: RpcExchange) -> int | None:
     kind, answer = kind_of_reply(exchange), answer_of(exchange)
     if answer is None or answer.pickled_bytes is None:
         return 0 if kind in _EMPTY else FIXED.get(kind)
-    more = _autograd(exchange, sender=1) if kind == REPLY_OF[FORWARD] else 0
+    more = _autograd(exchange, sender=1) if kind == REPLY_OF[rpc.FORWARD] else 0
     if isinstance(answer, RpcReply) and answer.fetched:
         more += FETCHED_VALUE + _tensors_again(len(answer.tensors))
     elif exchange.call is None:
@@ -284,30 +276,24 @@ def _packed_reply(exchange: RpcExchange) -> int | None:
 
 
 def _tensors_again(count: int) -> int:
-    """Where C++ packs the references to tensors once more."""
+    """Return what C++ adds where it packs the references to tensors once more."""
     return FIRST_TENSOR + NEXT_TENSOR * (count - 1) if count else 0
 
 
 def _autograd(exchange: RpcExchange, *, sender: int) -> int:
-    """What autograd adds to a message: the numbers of its context and of the message, and the rest."""
+    """Return what autograd adds to a message: the numbers of its context and message, and the rest."""
     return AUTOGRAD + _number_bytes(exchange.context) + _message_bytes(exchange, sender=sender)
 
 
 def _message_bytes(exchange: RpcExchange, *, sender: int) -> int:
-    """A message's number has its sender's id in the upper 16 bits; that below counts its messages."""
+    """Return the size of a message's number: the sender's id in the upper 16 bits, and a counter."""
     return _number_bytes(exchange.worker_ids[sender] << 48)
 
 
 def _number_bytes(number: int | None) -> int:
-    """A whole number as TorchScript pickles it: the larger, the longer."""
+    """Return how many bytes TorchScript pickles a whole number into: the larger, the longer."""
     number = number or 0
     return 2 if number < 2**8 else 3 if number < 2**16 else 5 if number < 2**31 else 10
-
-
-def _has_unseen_result(call: RpcCall | None) -> bool:
-    if call is None or call.flavour == "python" or call.op == "remote":
-        return False
-    return call.function not in OPTIMIZER_STEPS
 
 
 # The wire -------------------------------------------------------------------------------------------------------------

@@ -142,6 +142,10 @@ class Operation:
         return None if end_ns == NONE else end_ns
 
     @property
+    def times(self) -> TransferTimes:
+        return self._table.times(np.array([self._row]))
+
+    @property
     def last_rank(self) -> int:
         """The rank that called it last: the one that the others waited for."""
         return max(self.ends, key=lambda end: end.start_ns).rank
@@ -185,6 +189,18 @@ class Operation:
         members = (self.sender, self.receiver) if self.is_message else self.group.members
         seen = {*self.ranks, *self.missing}
         return tuple(rank for rank in members if rank is not None and rank not in seen)
+
+
+class TransferTimes(NamedTuple):
+    """When operations of a group began to transfer and were over, in ns: a row each; NONE if not known.
+
+    `starts_ns` and `ends_ns` have a column for each of their ends.
+    """
+
+    transfer_ns: Column
+    end_ns: Column
+    starts_ns: np.ndarray
+    ends_ns: np.ndarray
 
 
 @dataclass(eq=False)
@@ -362,14 +378,18 @@ class OperationTable:
         """Which of them have an end among the chosen events."""
         return self.over_ends(np.logical_or, chosen)
 
-    def end_rows(self, row: int) -> Rows:
-        """The rows of the ends of one operation."""
-        return self.end_row[self.first[row] : self.first[row + 1]]
-
     def labels_of(self, row: int) -> list[BucketLabel]:
-        """What the ends of one operation carry, as far as DDP has them carry something."""
-        rows = self.end_rows(row).tolist() if self.bucket_labels else ()
+        """Return what the ends of one operation carry, as far as DDP has them carry something."""
+        if not self.bucket_labels:
+            return []
+        rows = self.end_row[self.first[row] : self.first[row + 1]].tolist()
         return [self.bucket_labels[each] for each in rows if each in self.bucket_labels]
+
+    def times(self, rows: Rows) -> TransferTimes:
+        """Return the times of operations of as many ends each."""
+        ends = self.end_row[self.ends_of(rows)].reshape(len(rows), -1)
+        starts_ns, ends_ns = self.events.start_ns[ends], self.events.end_ns[ends]
+        return TransferTimes(self.transfer_ns[rows], self.end_ns[rows], starts_ns, ends_ns)
 
     def made(self, rows: Rows) -> list[Operation]:
         """The operations in these rows, each made once."""

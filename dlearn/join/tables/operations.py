@@ -12,7 +12,7 @@ import numpy as np
 
 from dlearn.errors import optional
 from dlearn.events.event_table import NONE, Column, Lazy, Mask, Rows
-from dlearn.join.tables.operation_table import Operation, OperationTable
+from dlearn.join.tables.operation_table import Operation, OperationTable, TransferTimes
 from dlearn.shown import Paragraph, RankNames, Shown, Table, count_text, first_few
 
 if TYPE_CHECKING:
@@ -36,19 +36,14 @@ class Calls:
     end_ns: Column
     """NONE where nobody saw it."""
     pending: Mask
+    transfer_ns: Column
+    """When the last rank called the operation: before this, the others wait."""
     ops: tuple[str, ...]
     op: Rows
     """What this rank itself called: a place in `ops`."""
 
     def __len__(self) -> int:
         return len(self.operation)
-
-    @cached_property
-    def transfer_ns(self) -> Column:
-        """When the last rank called: before this, the others wait."""
-        first = np.flatnonzero(np.diff(self.operation, prepend=-1))
-        latest = np.maximum.reduceat(self.start_ns, first) if len(first) else self.start_ns
-        return np.asarray(latest[self.operation])
 
     @cached_property
     def last_rank(self) -> Column:
@@ -160,11 +155,9 @@ class Operations(Lazy[Operation], Shown):
         rows = self.rows[places]
         return self.table.end_row[self.table.ends_of(rows)].reshape(len(rows), -1)
 
-    def times(self, places: Rows) -> tuple[Column, Column, np.ndarray, np.ndarray]:
-        """Of operations here that are alike: their transfer_ns and end_ns, and the start_ns and end_ns of each of their
-        ends, a row each."""
-        rows, ends, events = self.rows[places], self.end_rows(places), self.table.events
-        return self.table.transfer_ns[rows], self.table.end_ns[rows], events.start_ns[ends], events.end_ns[ends]
+    def times(self, places: Rows) -> TransferTimes:
+        """Return the times of operations of a group."""
+        return self.table.times(self.rows[places])
 
     @cached_property
     def calls(self) -> Calls:
@@ -175,12 +168,14 @@ class Operations(Lazy[Operation], Shown):
         names = [getattr(first, "op", "") for first in events.firsts]
         places = {name: number for number, name in enumerate(dict.fromkeys(names))}
         op = np.fromiter((places[name] for name in names), np.intp, len(names))
+        operation = np.repeat(np.arange(len(self)), counts)
         return Calls(
-            np.repeat(np.arange(len(self)), counts),
+            operation,
             events.rank[rows],
             events.start_ns[rows],
             events.end_ns[rows],
             events.pending[rows],
+            self.transfer_ns[operation],
             tuple(places),
             op[events.like[rows]],
         )
