@@ -112,7 +112,11 @@ class _Pass:
         fitting: list[tuple[int, Bucket]] = []
         ready: list[tuple[int, Bucket]] = []
         for model, table in self.tables.items():
-            fits = [each for each in self._coming(table, self._launched[call.backward, model]) if each.bytes == size]
+            launched = self._launched[call.backward, model]
+            coming = [bucket for index, bucket in sorted(table.items()) if index >= launched]
+            if coming and not coming[0].may_be_skipped:
+                coming = coming[:1]
+            fits = [each for each in coming if each.bytes == size]
             fitting += [(model, each) for each in fits]
             # One behind a bucket that fits, too, is not taken for it: other ranks may have used that one.
             ready += [(model, each) for each in fits[:1] if self._is_ready(each, call.backward, model)]
@@ -125,12 +129,6 @@ class _Pass:
         if not candidates and call.inputs and all(tensor.dtype == "int32" for tensor in call.inputs):
             return BucketLabel(role=USED_MAP)
         return BucketLabel(role=UNKNOWN)
-
-    @staticmethod
-    def _coming(table: dict[int, Bucket], launched: int) -> list[Bucket]:
-        """The next bucket of a model; where DDP may skip it, those after it, too."""
-        coming = [bucket for index, bucket in sorted(table.items()) if index >= launched]
-        return coming if coming and coming[0].may_be_skipped else coming[:1]
 
     def _is_ready(self, bucket: Bucket, backward: int | None, model: int) -> bool:
         return set(bucket.parameters) <= self.ready[backward, model]

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dlearn.events.clocks import ALL_WAIT, Clock
+from dlearn.events.clocks import ALL_WAIT
 from dlearn.events.event_table import NONE
 from dlearn.events.process import Process
 from dlearn.join.tables.operation_table import OperationTable
 
 
 def clock_problems(processes: Sequence[Process], met: OperationTable) -> list[str]:
-    """What keeps the times of several clocks from being compared, in words; nothing where all is well."""
+    """Say what keeps the times of several clocks from being compared."""
     never = sorted({process.header.host for process in processes if process.clock.error_ns is None})
     if never:
         who = ", ".join(never[:8]) + (", ..." if len(never) > 8 else "")
@@ -21,8 +21,8 @@ def clock_problems(processes: Sequence[Process], met: OperationTable) -> list[st
             f"the clock of host {who} was never compared with that of the others, or only in"
             " readings that no clock can give: compare no times with it"
         ]
-    backwards = _backwards_by({process.rank: process.clock for process in processes}, met)
-    wrong = backwards[backwards > 0]
+    wrong = _backwards_by(processes, met)
+    wrong = wrong[wrong > 0]
     if not len(wrong):
         return []
     return [
@@ -31,12 +31,12 @@ def clock_problems(processes: Sequence[Process], met: OperationTable) -> list[st
     ]
 
 
-def _backwards_by(clocks: dict[int, Clock], met: OperationTable) -> np.ndarray:
-    """By how many ns operations end on one rank before they begin on another, beyond the clocks' bounds."""
+def _backwards_by(processes: Sequence[Process], met: OperationTable) -> np.ndarray:
+    """Return how many ns operations end on one rank before they begin on another, less the bounds."""
     events = met.events
     error_ns = np.zeros(len(events))
-    for rank, clock in clocks.items():
-        mine = events.rank == rank
+    for process in processes:
+        clock, mine = process.clock, events.rank == process.rank
         error_ns[mine] = [clock.error_at(at - clock.offset_ns) for at in events.start_ns[mine].tolist()]
     op = events.of_firsts(lambda first: getattr(first, "op", ""), object)
     begun = np.where(op == "recv", -np.inf, events.start_ns - error_ns)

@@ -137,7 +137,7 @@ def _not_reached(
 
 
 def _exchanges(table: EventTable, rows: Rows, group: Rows) -> Rows:
-    """Which exchange each of these calls is of: those with the same number in their group."""
+    """Return a number for each of these calls, the same for those with one number in their group."""
     refused = table.ended_by[rows] == WAS_REFUSED
     seq = table.seq[rows]
     if refused.any():
@@ -162,17 +162,12 @@ def _exchanges(table: EventTable, rows: Rows, group: Rows) -> Rows:
 # Sends and receives ---------------------------------------------------------------------------------------------------
 
 
-class _Channel(NamedTuple):
-    """All sends and recvs between two ranks with the same tag: the first send meets the first recv, and so on."""
-
-    group: int
-    sender: int
-    receiver: int
-    tag: int
+Channel = tuple[int, int, int, int]
+"""Group, sender, receiver and tag: the first send there meets the first recv, and so on."""
 
 
 def _sends(table: EventTable, groups: Groups, complete: set[int]) -> tuple[_MatchedEnds, _MatchedEnds]:
-    """The calls that stay alone, as they were refused or no rank is the peer; and all others."""
+    """Return the calls that stay alone, as they were refused or no rank is the peer; and all others."""
     rows = np.flatnonzero(table.is_a(PointToPoint))
     channels = [
         _channel(event, groups[event.rank, event.group]) if isinstance(event, PointToPoint) else None
@@ -200,7 +195,7 @@ def _sends(table: EventTable, groups: Groups, complete: set[int]) -> tuple[_Matc
         found = channels[table.like[rows[begins[number]]]]
         assert isinstance(event, PointToPoint)
         assert found is not None
-        absent = found.sender if event.op == "recv" else found.receiver
+        absent = found[1] if event.op == "recv" else found[2]
         # Where only some steps were recorded, the other end may be in another.
         if absent in complete and not event.place:
             missing[number] = (absent,)
@@ -212,22 +207,22 @@ def _sends(table: EventTable, groups: Groups, complete: set[int]) -> tuple[_Matc
     return alone, _MatchedEnds(first, rows, missing, begins)
 
 
-def _channel(event: PointToPoint, group: Group) -> _Channel | None:
-    """None where no rank is the peer."""
+def _channel(event: PointToPoint, group: Group) -> Channel | None:
+    """Return the channel of a call; None where no rank is the peer."""
     sender, receiver = sides(event, group)
     if sender is None or receiver is None:
         return None
-    return _Channel(id(group), sender, receiver, event.tag)
+    return id(group), sender, receiver, event.tag
 
 
 def sides(event: PointToPoint, group: Group) -> tuple[int | None, int | None]:
-    """Sender and receiver of a call, as far as they are known."""
+    """Return sender and receiver of a call, as far as they are known."""
     peer = member(group, event.peer) if event.error != CANCELLED else None
     return (event.rank, peer) if event.op == "send" else (peer, event.rank)
 
 
 def _turns(line: Rows) -> Rows:
-    """The place of each in its line, where lines stand one after the other."""
+    """Return the index of each in its line, where lines stand one after the other."""
     begins = np.flatnonzero(np.diff(line, prepend=-1))
     return np.arange(len(line)) - np.repeat(begins, np.diff(np.append(begins, len(line))))
 
@@ -244,7 +239,7 @@ def _by_place(table: EventTable, rows: Rows, channel: Rows, is_recv: Mask, turn:
 
 
 def _numbered(values: Sequence[Any], by: Callable[[Any], Any] = lambda value: value) -> Rows:
-    """A number for each different value, from 1 in the order of first appearance; 0 for None."""
+    """Return a number for each different value, from 1 in the order of appearance; 0 for None."""
     numbers: dict[Any, int] = {}
     found = (0 if value is None else numbers.setdefault(by(value), len(numbers) + 1) for value in values)
     return np.fromiter(found, np.intp, len(values))
@@ -254,7 +249,7 @@ def _numbered(values: Sequence[Any], by: Callable[[Any], Any] = lambda value: va
 
 
 def _classes(table: EventTable, groups: Groups, first: Rows, ends: Rows) -> tuple[Rows, list[OperationClass]]:
-    """What operations with the same ends share, and which of these each operation is like."""
+    """Return the class of each operation, as an index, and all classes."""
     counts, of_ends = np.diff(first), table.like[ends]
     like, classes = np.empty(len(counts), np.intp), list[OperationClass]()
     for count in np.unique(counts).tolist():

@@ -206,22 +206,21 @@ class ExchangeTable:
         for name in ("src", "dst", "context", *_TIMES):
             columns[name] = or_none(getattr(self, name)[new])
         for name in _ENDS:
-            columns[name] = self._events(getattr(self, name)[new])
+            ends = getattr(self, name)[new]
+            events = np.full(len(new), None, object)
+            events[ends >= 0] = np.fromiter(self.events.made(ends[ends >= 0]), object)
+            columns[name] = events.tolist()
         columns["kind"] = [_KINDS[kind] for kind in self.kind[new].tolist()]
         columns["known_by"] = [_KNOWN_BY[how] for how in self.known_by[new].tolist()]
         columns["after_backward"] = self.after_backward[new].tolist()
         columns["request"] = [self.requests.get(row) for row in new.tolist()]
+        ids = {rank: self.known.id(rank) for rank in {*columns["src"], *columns["dst"]}}
         for row, *values in zip(new.tolist(), *columns.values(), strict=True):
             exchange = RpcExchange(**dict(zip(columns, values, strict=True)))
-            exchange.worker_ids = self.known.id(exchange.src), self.known.id(exchange.dst)
+            exchange.worker_ids = ids[exchange.src], ids[exchange.dst]
             self._made[row] = exchange
         found: list[RpcExchange] = self._made[rows].tolist()
         return found
-
-    def _events(self, rows: Rows) -> list[Any]:
-        found = np.full(len(rows), None, object)
-        found[rows >= 0] = np.fromiter(self.events.made(rows[rows >= 0]), object)
-        return found.tolist()
 
 
 class Exchanges(Lazy[RpcExchange]):

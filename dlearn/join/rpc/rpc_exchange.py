@@ -11,13 +11,12 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from operator import attrgetter
 from typing import Literal, TypeVar
 
 from dlearn.errors import TraceError
 from dlearn.events import agent_log
-from dlearn.events.event import Event, RpcArrival, RpcCall, RpcReply, RpcResult, RpcRun, RpcWindow, Worker
+from dlearn.events.event import Event, RpcArrival, RpcCall, RpcReply, RpcResult, RpcRun, RpcWindow
 from dlearn.events.event_table import Events
 from dlearn.events.process import Process
 
@@ -57,7 +56,7 @@ _FIELDS = {
 
 @dataclass(eq=False)
 class Request:
-    """A request as the agents' logs tell of it: times in ns, None where the line is not there."""
+    """A request in the agents' logs: times in ns, None where the line is not there."""
 
     src: int
     dst: int
@@ -71,8 +70,9 @@ class Request:
 
     @property
     def first_ns(self) -> int:
-        """When it was sent, else the first that the logs tell of it."""
-        return next((at for at in (getattr(self, name) for name in _FIELDS.values()) if at is not None), 0)
+        """Return when it was sent, else the first time that the logs have of it."""
+        times = [getattr(self, name) for name in _FIELDS.values()]
+        return next((at_ns for at_ns in times if at_ns is not None), 0)
 
 
 @dataclass(eq=False)
@@ -108,7 +108,7 @@ class RpcExchange:
 
 
 def kind_of_reply(exchange: RpcExchange) -> str:
-    """The message type of a reply. In a context it is wrapped where a tensor in it needs a gradient."""
+    """Return the message type of a reply. In a context it is wrapped where a tensor in it needs a gradient."""
     call, answer = exchange.call, answer_of(exchange)
     if exchange.reply is None and exchange.cause is not None and exchange.cause.failed:
         return "EXCEPTION"
@@ -125,7 +125,7 @@ def kind_of_reply(exchange: RpcExchange) -> str:
 
 
 def answer_of(exchange: RpcExchange) -> RpcReply | RpcResult | None:
-    """What was sent back: as Python packed it there, or, where C++ did, as the caller got it."""
+    """Return what was sent back: as Python packed it, or, where C++ did, as the caller got it."""
     if exchange.reply is not None:
         return exchange.reply
     if exchange.call is not None:
@@ -135,7 +135,7 @@ def answer_of(exchange: RpcExchange) -> RpcReply | RpcResult | None:
 
 
 def kind_of_call(call: RpcCall) -> str:
-    """The message type of a call. In a context it is wrapped, to carry autograd's ids; a builtin only if need be."""
+    """Return the message type of a call. In a context it is wrapped; a builtin only for a gradient."""
     if call.context is not None and (call.flavour != "builtin" or call.needs_grad):
         return FORWARD
     packed_by = "PYTHON" if call.flavour == "python" else "SCRIPT"
@@ -153,13 +153,9 @@ class Workers:
         """Return the rank of this worker, -1 where none is known."""
         return -1 if worker is None else self.by_id.get(worker, -1)
 
-    @cached_property
-    def _ids(self) -> dict[int, int]:
-        return {rank: worker for worker, rank in self.by_id.items()}
-
     def id(self, rank: int) -> int:
         """Return the worker's id of this rank, 0 where none is known."""
-        return self._ids.get(rank, 0)
+        return next((worker for worker, each in self.by_id.items() if each == rank), 0)
 
 
 def workers(processes: Sequence[Process]) -> Workers:
@@ -168,38 +164,34 @@ def workers(processes: Sequence[Process]) -> Workers:
 
 
 def requests(processes: Sequence[Process], known: Workers) -> tuple[list[Request], list[str]]:
-    """Every request of the agents' logs, in the order of sending, and what keeps the logs from being complete."""
+    """Return all requests of the agents' logs, in the order of sending, and what the logs lack."""
     found: dict[tuple[int, int, int, int], Request] = {}
     problems: list[str] = []
     for process in processes:
-        if process.worker is None:
+        worker, path = process.worker, agent_log.log_path(process.path)
+        if worker is None:
             continue
-        path = agent_log.log_path(process.path)
-        if process.worker.log or not path.is_file():
-            problems.append(f"{process.label}: no agent's log ({process.worker.log or f'{path.name} is not there'})")
+        if worker.log or not path.is_file():
+            problems.append(f"{process.label}: no agent's log ({worker.log or f'{path.name} is not there'})")
             continue
+        try:
+            with path.open("rb") as stream:
+                moments = list(agent_log.moments(iter(stream), wall_ns=worker.wall_ns))
+        except OSError as error:
+            raise TraceError(f"{os.fspath(path)}: cannot be read: {error.strerror}") from None
         # An agent that is made again, by another init_rpc, counts its requests from 0 again: the nth line of a kind
         # about request 7 to a worker is about that worker's nth request 7.
-        told: Counter[tuple[str, int, int, int]] = Counter()
-        for moment in _read_log(process, process.worker):
+        seen: Counter[tuple[str, int, int, int]] = Counter()
+        for moment in moments:
             src, dst = known.by_name.get(moment.src), known.by_name.get(moment.dst)
             name = _FIELDS.get(moment.what)
             if src is None or dst is None or name is None:
                 continue
             line = (name, src, dst, moment.id)
-            request = found.setdefault((src, dst, moment.id, told[line]), Request(src, dst, moment.id))
-            told[line] += 1
+            request = found.setdefault((src, dst, moment.id, seen[line]), Request(src, dst, moment.id))
+            seen[line] += 1
             setattr(request, name, process.clock.to_reference(moment.at_ns))
     return sorted(found.values(), key=attrgetter("first_ns")), problems
-
-
-def _read_log(process: Process, worker: Worker) -> list[agent_log.Moment]:
-    path = agent_log.log_path(process.path)
-    try:
-        with path.open("rb") as stream:
-            return list(agent_log.moments(iter(stream), wall_ns=worker.wall_ns))
-    except OSError as error:
-        raise TraceError(f"{os.fspath(path)}: cannot be read: {error.strerror}") from None
 
 
 # The ends that Python saw ---------------------------------------------------------------------------------------------
