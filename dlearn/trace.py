@@ -21,7 +21,7 @@ from dlearn.events.printable import printable
 from dlearn.events.process import Process
 from dlearn.join.clock_problems import clock_problems
 from dlearn.join.rpc.rpc_kinds import Rpc
-from dlearn.join.selecting import PHASES, begins_of_operations, caused_within, check_kind, check_op, is_of, kind_of
+from dlearn.join.selecting import PHASES, begins_of_operations, caused_within, check_kind, check_op, kind_of
 from dlearn.join.selection import Selection
 from dlearn.shown import Shown
 
@@ -70,12 +70,12 @@ class Trace(Selection, Shown):
 
     @cached_property
     def all_problems(self) -> tuple[str, ...]:
-        """`problems`, and what is missing or unknown of this selection's RPC."""
+        """Return `problems`, and what is missing or unknown of this selection's RPC."""
         return (*self.problems, *self.rpc.problems)
 
     @cached_property
     def spans(self) -> tuple[str, ...]:
-        """The names of all spans, in the order of first opening."""
+        """Return the names of all spans, in the order of first opening."""
         return tuple(dict.fromkeys(span.name for span in self.of(Span)))
 
     @cached_property
@@ -106,7 +106,7 @@ class Trace(Selection, Shown):
         chosen = self.rows.table.of_firsts(
             lambda event: (
                 (phase is None or event.phase == phase)
-                and (kind is None or is_of(event, kind))
+                and kind in (None, kind_of(event), kind_of(event).split()[0])
                 and (op is None or getattr(event, "op", None) == op)
             )
         )
@@ -116,14 +116,14 @@ class Trace(Selection, Shown):
         return self._keep(self.rows.where(chosen))
 
     def within(self, span: str) -> Trace:
-        """The events inside spans of this name on any rank, and the ends on other ranks that they met."""
+        """Return the events inside spans of this name, and their ends on other ranks."""
         if span not in self.whole.spans:
             known = first_names(self.whole.spans) or "none"
             raise TraceError(f"there is no span {span!r} in this trace; its spans are: {known}")
         return self._keep(self.rows.where(caused_within(self.table, self.whole.met, self.whole.rpc, span)))
 
     def between(self, start_ms: float = 0.0, end_ms: float | None = None) -> Trace:
-        """What began in this window: from `start_ms`, before `end_ms`, in ms from `first_ns`.
+        """Return what began from `start_ms` on, before `end_ms`, in ms from `first_ns`.
 
         An operation stays whole, and begins when its first rank calls it: of windows side by side one has it. Of RPC a
         request is where it was called, or sent. A span that began before the window is not in it.
@@ -148,11 +148,11 @@ class Trace(Selection, Shown):
 
     @cached_property
     def begins_ns(self) -> Column:
-        """Of each row of the table, when the operation began that it is an end of."""
+        """Return when the operation of each row of the table began."""
         return begins_of_operations(self.table, self.met, self.rpc)
 
     def _number(self, rank: int | str) -> int:
-        """The rank of this number or name."""
+        """Return the rank of this number or name."""
         for number, label in self.labels.items():
             if rank in (number, label):
                 return number

@@ -148,7 +148,7 @@ LINES = {
     "dlearn/events": 4_734,
     "dlearn/export": 627,
     "dlearn/hooks": 4_333,
-    "dlearn/join": 5_193,
+    "dlearn/join": 5_064,
     "dlearn/lessons": 2_678,
     "dlearn/live": 1_272,
     "dlearn/network": 1_153,
@@ -164,9 +164,9 @@ LINES = {
 SLACK = 0.01  # So far below its budget a folder may be before the budget has to be lowered.
 HABITS = {
     "conditionals inside f-strings": 7,
-    "docstrings that begin with no verb": 255,
-    "functions of more than 10 branches": 11,
-    "lines over 100 characters": 2_761,
+    "docstrings that begin with no verb": 86,
+    "functions of more than 10 branches": 10,
+    "lines over 100 characters": 2_670,
     "statements of more than one comprehension": 57,
 }
 

@@ -72,20 +72,20 @@ class AutogradGraph:
 
     @property
     def wires(self) -> tuple[Edge, ...]:
-        """In the order in which the gradients went."""
+        """Return the edges over the wire, in the order in which the gradients went."""
         start = {node.key: node.start_ns for node in self.nodes}
         wires = [edge for edge in self.edges if edge.kind == "wire"]
         return tuple(sorted(wires, key=lambda edge: (start[edge.src] is None, start[edge.src] or 0, edge.src)))
 
 
 def contexts_with_graph(trace: Selection) -> list[int | None]:
-    """The contexts of this selection of the trace that have a graph, in the order of their first node."""
+    """Return the contexts of this selection that have a graph, in the order of their first node."""
     chosen = set(trace.table.column("context")[trace.rows.rows].tolist())
     return list(dict.fromkeys(event.context for event in trace.whole.of(AutogradNode) if event.context in chosen))
 
 
 def join_graph(trace: Selection, context: int | None = None) -> AutogradGraph:
-    """The graph of this context, by default the last one that this selection of the trace has one of."""
+    """Return the graph of this context, by default the last that this selection has one of."""
     if context is None:
         context = next(reversed(contexts_with_graph(trace)), None)
     found = [event for event in trace.whole.of(AutogradNode) if event.context == context]
@@ -108,7 +108,7 @@ def join_graph(trace: Selection, context: int | None = None) -> AutogradGraph:
 
 
 def _join(trace: Selection, nodes: Iterable[Node], runs: dict[Key, AutogradRun]) -> tuple[list[Edge], list[str]]:
-    """The ways over the wire, and the halves of which the other is not here."""
+    """Return the edges over the wire, and a sentence for each half whose other half is not here."""
     sends = {node.message: node for node in nodes if node.short == "send"}
     recvs = {node.message: node for node in nodes if node.short == "recv"}
     names = workers(trace.processes).by_id
@@ -128,7 +128,7 @@ def _join(trace: Selection, nodes: Iterable[Node], runs: dict[Key, AutogradRun])
 
 
 def _arrived(send: Node, recv: Node, exchanges: Iterable[RpcExchange], following: Iterable[Node]) -> Node:
-    """With the times of the agents' log, if no hook saw it: its gradient was sent while the recv ran."""
+    """Return the send with the agents' times, if no hook saw it: sent while the recv ran."""
     if send.timed_by or recv.start_ns is None or recv.end_ns is None:
         return send
     for each in exchanges:

@@ -61,7 +61,7 @@ def assign(whole: Selection) -> dict[int, BucketLabel]:
 
 
 def _tables(shown: Sequence[Event]) -> dict[tuple[int, int], Tables]:
-    """What each rank has shown, after so many buckets of all ranks."""
+    """Return what each rank has shown, after so many buckets of all ranks."""
     found: dict[tuple[int, int], Tables] = {}
     latest: dict[int, Tables] = defaultdict(dict)
     for count, bucket in enumerate(shown, 1):
@@ -81,7 +81,7 @@ class _Pass:
         self._launched: dict[tuple[int | None, int], int] = defaultdict(int)
 
     def labels(self, events: Sequence[Gradient | Collective], tables: Sequence[Tables]) -> list[BucketLabel | None]:
-        """What each of these events carries, if it is a collective; `tables` are those that were known at each."""
+        """Return what each collective carries; `tables` are those known at each event."""
         found: list[BucketLabel | None] = []
         for event, self.tables in zip(events, tables, strict=True):
             if isinstance(event, Gradient):
@@ -135,5 +135,5 @@ class _Pass:
 
 
 def _only(candidates: Sequence[Bucket]) -> BucketLabel:
-    """The one candidate; of several, or none, it is not known which bucket travels."""
+    """Return the one candidate; of several, or none, the bucket is unknown."""
     return BucketLabel(candidates[0]) if len(candidates) == 1 else BucketLabel(role=UNKNOWN)

@@ -6,7 +6,7 @@ import numpy as np
 
 
 def disjoint(start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Stretches that cover the same time, none of them twice; some are empty."""
+    """Return spans that cover the same time, none of them twice; some are empty."""
     order = np.argsort(start, kind="stable")
     reached = np.maximum.accumulate(end[order])
     begun = start[order]
@@ -15,7 +15,7 @@ def disjoint(start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 
 def spread(start: np.ndarray, end: np.ndarray, amount: np.ndarray, *, bins: int) -> np.ndarray:
-    """How much of all amounts falls into each bin, each spread evenly from `start` to `end` (both in bins)."""
+    """Return the amount in each bin, each spread evenly from `start` to `end` (both in bins)."""
     first, last = (np.clip(at.astype(np.int64), 0, bins - 1) for at in (start, end))
     within = first == last
     total = np.bincount(first[within], amount[within], bins).astype(float)

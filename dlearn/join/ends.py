@@ -66,17 +66,17 @@ End = Collective | PointToPoint | RpcEnd | ServiceCall
 
 
 def tensors_of(call: End) -> tuple[TensorInfo, ...]:
-    """What one rank hands to the transport in this call: what it gives, or, if it gives nothing, what it gets."""
+    """Return what one rank hands to the transport: what it gives, else what it gets."""
     return (call.inputs or call.outputs) if isinstance(call, Collective) else call.tensors
 
 
 def bytes_of(tensors: Sequence[TensorInfo]) -> int:
-    """What is handed to the transport of all of these."""
+    """Return the bytes that are handed to the transport of all of these."""
     return sum([tensor.payload_bytes for tensor in tensors])
 
 
 def payload_bytes(call: End) -> int:
-    """What one rank hands to the transport: what it gives, else what it gets; of an RPC its arguments."""
+    """Return the bytes that one rank hands to the transport; of an RPC its arguments."""
     return bytes_of(tensors_of(call))
 
 

@@ -30,7 +30,7 @@ Rows = tuple[tuple[int, ...], ...]
 
 
 def schedule_of(calls: Sequence[Collective], ranks: int) -> Schedule:
-    """The schedule of one operation of `ranks` members.
+    """Return the schedule of one operation of `ranks` members.
 
     `calls` are those of the members that are known, in the order of group ranks. One is enough, but for an all-to-all
     of uneven sizes.
@@ -52,7 +52,7 @@ def schedule_of(calls: Sequence[Collective], ranks: int) -> Schedule:
 
 
 def unknown(kind: ReasonKind, *facts: Fact) -> Schedule:
-    """No schedule, and why."""
+    """Return no schedule, and why."""
     return Schedule(unknown=Reason.of(kind, *facts))
 
 
@@ -90,7 +90,7 @@ def _all_to_all(calls: Sequence[Collective], ranks: int, itemsizes: tuple[int, .
 
 @lru_cache
 def _itemsize(dtype: str) -> int:
-    """Bytes of one number, from the name: float32, bfloat16, float8_e4m3fn, bool; complex64 is two of 4 B."""
+    """Return the bytes of one number, from the name: float32, float8_e4m3fn, complex64."""
     base = dtype.split("_")[0]
     size = next((size for suffix, size in _ITEMSIZE.items() if base.endswith(suffix)), 1)
     return max(1, size // 2) if base.startswith("complex") else size
@@ -109,7 +109,7 @@ def schedule(
     itemsizes: tuple[int, ...] = (),
     root: int | None = None,
 ) -> Schedule:
-    """The schedule of `op`.
+    """Return the schedule of `op`.
 
     `itemsizes` are the bytes of a number in each tensor. Only an all-to-all may have `sizes` of more than one row.
     """

@@ -48,12 +48,12 @@ class Schedule:
 
     @cached_property
     def columns(self) -> np.ndarray:
-        """The fields of `Send`, a row each: a job repeats its operations."""
+        """Return the fields of `Send`, a row each: a job repeats its operations."""
         return np.array(self.sends, np.int64).T
 
     @cached_property
     def bytes_by_pair(self) -> Counter[tuple[int, int]]:
-        """Payload bytes for each (src, dst), in group ranks."""
+        """Return the payload in bytes for each (src, dst), in group ranks."""
         sizes: Counter[tuple[int, int]] = Counter()
         for send in self.sends:
             sizes[send.src, send.dst] += send.length
@@ -61,7 +61,7 @@ class Schedule:
 
     @cached_property
     def count_by_pair(self) -> Counter[tuple[int, int]]:
-        """Messages for each (src, dst), in group ranks; empty ones count."""
+        """Return the number of messages for each (src, dst), in group ranks; empty ones count."""
         return Counter((send.src, send.dst) for send in self.sends)
 
 
@@ -137,7 +137,7 @@ def ring_reduce(ranks: int, payload: int, itemsize: int, root: int) -> Iterator[
 
 
 def _largest(itemsize: int) -> int:
-    """The largest segment of whole items."""
+    """Return the bytes of the largest segment of whole items."""
     return itemsize * max(1, SEGMENT_BYTES // itemsize)
 
 

@@ -28,14 +28,14 @@ class Pass(msgspec.Struct, frozen=True):
     gradients: tuple[Gradient, ...]
 
     def never_ready(self, parameters: Sequence[str]) -> tuple[str, ...]:
-        """Those of them whose gradient did not come in this pass."""
+        """Return the parameters whose gradient did not come in this pass."""
         came = {gradient.parameter for gradient in self.gradients}
         return tuple(name for name in parameters if name not in came)
 
 
 @once
 def passes(trace: Selection) -> dict[tuple[int, int], list[Pass]]:
-    """The backward passes of each rank and model, in their order."""
+    """Return the backward passes of each rank and model, in their order."""
     ready: dict[tuple[int, int | None, int], list[Gradient]] = defaultdict(list)
     for gradient in trace.of(Gradient):
         ready[gradient.rank, gradient.backward, gradient.model].append(gradient)
@@ -59,7 +59,7 @@ class Unready(msgspec.Struct, frozen=True):
 
 
 def unready(operation: Operation, rank: int, trace: Selection) -> Unready | None:
-    """What keeps `rank` from launching the bucket of `operation`; None where no gradient does, or nobody knows.
+    """Return what keeps `rank` from launching this bucket; None: no gradient, or not known.
 
     Passes of different processes are the same by their order: each rank's third pass through a model is one step.
     """

@@ -53,7 +53,7 @@ class WireBytes(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def residue_bytes(self) -> int | None:
-        """Measured less predicted, and less what the recorder added."""
+        """Return measured less predicted bytes, and less what the recorder added."""
         if self.measured_bytes is None:
             return None
         return self.measured_bytes - self.predicted_bytes - self.observer_bytes
@@ -68,7 +68,7 @@ class Pair(WireBytes, frozen=True, kw_only=True):
 
     @property
     def whose(self) -> str:
-        """The name of its group, in a table."""
+        """Return the name of its group, in a table."""
         return self.group or "none known"
 
 
@@ -108,24 +108,24 @@ class Entries:
     section: Rows
 
     def between(self, rank: int, first: int, last: int) -> slice:
-        """Those of this rank from sample `first` to sample `last`."""
+        """Return the entries of this rank from sample `first` to sample `last`."""
         lower, upper = np.searchsorted(self.rank, [rank, rank + 1])
         mine = self.section[lower:upper]
         return slice(lower + int(np.searchsorted(mine, first)), lower + int(np.searchsorted(mine, last)))
 
     def sections(self) -> Iterator[tuple[int, int, slice]]:
-        """Rank and section of each that holds any, and where these stand."""
+        """Yield rank and section of each that holds any, and where its entries stand."""
         new = np.flatnonzero((np.diff(self.rank) != 0) | (np.diff(self.section) != 0)) + 1
         for begin, end in pairwise([0, *new.tolist(), len(self.rank)]) if len(self.rank) else ():
             if self.section[begin] >= 0:
                 yield int(self.rank[begin]), int(self.section[begin]), slice(begin, end)
 
     def turn(self, place: int) -> tuple[int, int]:
-        """Orders them by operation; those of one operation in the order of its ends or messages."""
+        """Return a key that sorts entries by operation, then by its ends or messages."""
         return int(self.operation[place]), int(self.cell[place])
 
     def outside(self) -> list[Counted]:
-        """What lies between no two samples, and how often it is there."""
+        """Return what lies between no two samples, and how often it is there."""
         return [(self.cells[cell], times) for cell, times in _counted(self.cell[self.section < 0])]
 
 
@@ -138,7 +138,7 @@ class Ledger:
     entries: Entries
 
     def called(self, rank: int, first: int, last: int) -> set[OperationKey]:
-        """The operations that this rank called between these two of its events."""
+        """Return the operations that this rank called between these two of its events."""
         inside = [
             self.entries.between(rank, section, section + 1)
             for section, (start, end) in enumerate(pairwise(self.meters[rank].numbers))
@@ -148,7 +148,7 @@ class Ledger:
 
     @property
     def whole(self) -> list[Stretch]:
-        """From the first sample of each rank to its last."""
+        """Return, for each rank, its first sample and its last."""
         return [(rank, 0, len(meter.numbers) - 1) for rank, meter in self.meters.items()]
 
     def pairs(self, stretches: Iterable[Stretch]) -> tuple[list[Pair], Counter[Reason]]:
@@ -179,7 +179,7 @@ class Ledger:
         return [each for each in pairs if each.predicted_bytes or grown[each.src, (each.group, each.dst)]], unexplained
 
     def unmeasured_pairs(self) -> list[Pair]:
-        """What ranks without samples should have written."""
+        """Return what ranks without samples should have written."""
         return _pairs([each for each in self.entries.outside() if each[0].rank not in self.meters], {}, settled=True)
 
 
@@ -189,7 +189,7 @@ def _counted(cells: Rows) -> list[tuple[int, int]]:
 
 
 def _pairs(cells: Iterable[Counted], measured: Mapping[Connection, int | None], *, settled: bool) -> list[Pair]:
-    """What cells, each so many times, and counters say of each connection, in the order of groups and ranks."""
+    """Return what cells, each so many times, and counters say of each connection."""
     written: dict[Connection, list[tuple[Written, int]]] = {at: [] for at, size in measured.items() if size}
     not_predicted = set()
     for cell, times in cells:
@@ -215,7 +215,7 @@ def _pairs(cells: Iterable[Counted], measured: Mapping[Connection, int | None], 
 
 
 def _why(pair: Pair, message_count: int, is_predicted: bool, settled: bool) -> Why:
-    """`message_count` is that of RPC."""
+    """Return where a residue comes from; `message_count` is that of RPC."""
     residue = pair.residue_bytes
     if not residue:
         return ""
@@ -230,7 +230,7 @@ def _why(pair: Pair, message_count: int, is_predicted: bool, settled: bool) -> W
 
 @once
 def ledger_of(trace: Selection) -> Ledger:
-    """What every operation of this trace should have written, by rank and section."""
+    """Return what every operation of this trace should have written, by rank and section."""
     asked, known = operations(trace), meters(trace)
     processes = {process.rank: process for process in trace.processes}
     cells: list[LedgerRow] = []
@@ -252,17 +252,17 @@ def ledger_of(trace: Selection) -> Ledger:
             cells.append(LedgerRow(rank, group, tuple(Written((group, dst), *both) for dst, *both in sizes), reason))
             columns.append((places, _sections(known.get(rank), numbers[:, column])))
     empty = np.empty(0, np.intp)
-    operation = np.concatenate([empty, *(places for places, _ in columns)])
-    section = np.concatenate([empty, *(sections for _, sections in columns)])
-    cell = np.repeat(np.arange(len(cells)), [len(places) for places, _ in columns])
-    rank = np.array([each.rank for each in cells], np.intp)[cell]
-    order = np.lexsort((operation, section, rank))
-    entries = Entries(cells, cell[order], operation[order], rank[order], section[order])
+    called = np.concatenate([empty, *(places for places, _ in columns)])
+    sections = np.concatenate([empty, *(sections for _, sections in columns)])
+    numbers = np.repeat(np.arange(len(cells)), [len(places) for places, _ in columns])
+    ranks = np.array([each.rank for each in cells], np.intp)[numbers]
+    order = np.lexsort((called, sections, ranks))
+    entries = Entries(cells, numbers[order], called[order], ranks[order], sections[order])
     return Ledger(known, asked, entries)
 
 
 def _sections(meter: Meter | None, numbers: np.ndarray) -> np.ndarray:
-    """Between which two samples each of these events of a rank lies: 0 is between the first and the second."""
+    """Return between which samples each event lies: 0 is between the first two, -1 outside."""
     if meter is None:
         return np.full(len(numbers), -1)
     after = np.searchsorted(meter.numbers, numbers)
@@ -288,7 +288,7 @@ def _of_rpc(operation: Operation, known: dict[int, Meter]) -> Iterator[tuple[Led
 
 
 def predicted_on_the_wire(operation: Operation) -> tuple[Counter[tuple[int, int]], Reason | None]:
-    """Bytes with framing for each (src, dst), and why some are not known; what a rank sends itself never leaves it."""
+    """Return the bytes with framing for each (src, dst), and why some are not known."""
     if operation.exchange is None:
         _, predicted, reason = _prediction(operation)
         return predicted, reason
@@ -300,7 +300,7 @@ def predicted_on_the_wire(operation: Operation) -> tuple[Counter[tuple[int, int]
 
 
 def _prediction(operation: Operation) -> tuple[Counter[tuple[int, int]], Counter[tuple[int, int]], Reason | None]:
-    """Payload and bytes on the wire for each (src, dst), or why they are not known."""
+    """Return payload and bytes on the wire for each (src, dst), or why they are not known."""
     payload: Counter[tuple[int, int]] = Counter()
     counts: Counter[tuple[int, int]] = Counter()
     sums = sums_of(operation)
@@ -319,7 +319,7 @@ def _prediction(operation: Operation) -> tuple[Counter[tuple[int, int]], Counter
 
 
 def name_of(operation: Operation, cell: LedgerRow) -> str:
-    """What is written there, in words: "all_reduce #3 (train.py:14)"."""
+    """Return what is written there, in words: "all_reduce #3 (train.py:14)"."""
     if cell.kind:
         return f"{cell.kind} #{operation.seq}"
     if operation.sender is not None and operation.receiver is not None:

@@ -12,7 +12,7 @@ All of it is sorting rows of numbers; what is told of ends that are alike is tol
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -92,7 +92,7 @@ def _ordered(table: EventTable, groups: Groups, met: Sequence[_MatchedEnds]) -> 
 def _collectives(table: EventTable, groups: Groups, complete: set[int]) -> _MatchedEnds:
     rows = np.flatnonzero(table.is_a(Collective))
     of_firsts = [groups[e.rank, e.group] if isinstance(e, Collective) else None for e in table.firsts]
-    numbers = _numbered(of_firsts, by=id)
+    numbers = _numbered([None if group is None else id(group) for group in of_firsts])
     group = numbers[table.like[rows]]
     exchange = _exchanges(table, rows, group)
     order = np.lexsort((table.number[rows], table.rank[rows], exchange))
@@ -120,7 +120,7 @@ def _collectives(table: EventTable, groups: Groups, complete: set[int]) -> _Matc
 def _not_reached(
     table: EventTable, groups: Groups, processes: Sequence[Process], met: _MatchedEnds
 ) -> dict[int, tuple[int, ...]]:
-    """Who had not come as far as a collective, of processes that lack calls but say how far they came."""
+    """Return which ranks had not come as far as a collective, by what their processes say."""
     called = {(id(groups[process.rank, name]), process.rank): each.called
               for process in processes for name, each in process.reached.items()
               if not process.complete and (process.rank, name) in groups}  # fmt: skip
@@ -238,10 +238,10 @@ def _by_place(table: EventTable, rows: Rows, channel: Rows, is_recv: Mask, turn:
     return np.where(placed, np.where(place > 0, place, lonely), turn)
 
 
-def _numbered(values: Sequence[Any], by: Callable[[Any], Any] = lambda value: value) -> Rows:
+def _numbered(values: Sequence[Any]) -> Rows:
     """Return a number for each different value, from 1 in the order of appearance; 0 for None."""
     numbers: dict[Any, int] = {}
-    found = (0 if value is None else numbers.setdefault(by(value), len(numbers) + 1) for value in values)
+    found = (0 if value is None else numbers.setdefault(value, len(numbers) + 1) for value in values)
     return np.fromiter(found, np.intp, len(values))
 
 
@@ -285,7 +285,7 @@ def _class_of(ends: Sequence[Collective | PointToPoint], groups: Groups) -> Oper
 
 
 def _misfit_of_send(send: End, recv: End) -> Reason | None:
-    """Why a send does not fit its recv; None where it does."""
+    """Return why a send does not fit its recv; None where it does."""
     if tensors_of(send) == tensors_of(recv):  # Of a million, nearly all.
         return None
     given, room = payload_bytes(send), payload_bytes(recv)
@@ -293,7 +293,7 @@ def _misfit_of_send(send: End, recv: End) -> Reason | None:
 
 
 def _misfit_of_calls(ends: Sequence[End], ops: Sequence[str]) -> Reason | None:
-    """Why the calls of a collective do not fit together; None where they do. `ops` are their different ops."""
+    """Return why the calls of a collective do not fit together; None where they do."""
     if len({end.rank for end in ends}) < len(ends):
         return Reason.of(ReasonKind.RANK_TWICE)
     if len(ops) > 1:
@@ -315,7 +315,7 @@ def _misfit_of_calls(ends: Sequence[End], ops: Sequence[str]) -> Reason | None:
 
 
 def _logical_bytes(call: End) -> int:
-    """Of sparse tensors the same on all ranks, however many values each has."""
+    """Return the logical bytes: of sparse tensors the same on all ranks."""
     return sum([tensor.logical_bytes for tensor in tensors_of(call)])
 
 

@@ -70,7 +70,7 @@ def confirmed(trace: Selection, operation: Rows, src: Rows, dst: Rows) -> Mask:
 
 
 def _edge(whole: Selection, operation: Rows, src: Rows, dst: Rows) -> Rows:
-    """One number for the bytes of an operation from one rank to another."""
+    """Return one number for the bytes of an operation from one rank to another."""
     ranks = _ranks(whole)
     return np.asarray((operation * len(ranks) + np.searchsorted(ranks, src)) * len(ranks) + np.searchsorted(ranks, dst))
 
@@ -82,7 +82,7 @@ def _ranks(whole: Selection) -> Rows:
 
 @once
 def _agreements(whole: Selection) -> Rows:
-    """The edges where counters and predictions agree: in the shortest stretch around an operation, else in the whole.
+    """Return the edges where counters and predictions agree, around an operation or in all.
 
     Asked of the whole trace: a selection has fewer samples.
     """
@@ -99,7 +99,7 @@ def _agreements(whole: Selection) -> Rows:
 
 
 def _exact_edges(ledger: Ledger, stretches: Iterable[Stretch]) -> set[tuple[int, int]]:
-    """The (src, dst) that are explained to the byte within these stretches of the ranks' samples."""
+    """Return the (src, dst) that are explained to the byte between these samples of the ranks."""
     pairs, _ = ledger.pairs(stretches)
     unexplained = {(pair.src, pair.dst) for pair in pairs if pair.residue_bytes != 0}
     return {(pair.src, pair.dst) for pair in pairs} - unexplained

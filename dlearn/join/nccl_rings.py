@@ -50,7 +50,7 @@ def schedule_of(call: Collective, ranks: int, wiring: Wiring) -> Schedule:
 
 
 def _of_channels(wiring: Wiring, chosen: set[tuple[int, ...]]) -> tuple[Ring, ...]:
-    """Those of the channels that were chosen, or, where that is not said, of all; () where one has no whole ring."""
+    """Return the rings of the channels that were chosen, else of all; () where one is not whole."""
     rings = wiring.rings
     first, last = 0, wiring.channels - 1
     if len(chosen) == 1 and len(bounds := next(iter(chosen))) == 2:

@@ -106,7 +106,7 @@ def _of_call(operation: Operation) -> Iterator[Message]:
 
 
 def why_unknown(operation: Operation) -> Reason | None:
-    """Why the messages of an operation are not known; None where they are, or where it has none."""
+    """Return why the messages of an operation are not known; None: known, or it has none."""
     if operation.exchange is not None:
         return why_nothing_sent(operation.exchange)
     if operation.refused:
@@ -121,7 +121,7 @@ def why_unknown(operation: Operation) -> Reason | None:
 
 
 def message_count(operation: Operation) -> int:
-    """How many messages an operation has, as far as that is known."""
+    """Count the messages of an operation, as far as that is known."""
     return sum([each.message_count for each in sums_of(operation)])
 
 
@@ -143,7 +143,7 @@ def sums_of(operation: Operation) -> list[PairSum]:
 
 
 def columns_of(one: Operation, times: TransferTimes, places: Sequence[int] | np.ndarray = (0,)) -> MessageColumns:
-    """The messages of operations that are like `one`, which has no steps; `places` are theirs among the operations."""
+    """Return the messages of operations like `one`, without steps; `places` are their indices."""
     if one.refused:
         return together(())
     places = np.asarray(places)
@@ -151,7 +151,7 @@ def columns_of(one: Operation, times: TransferTimes, places: Sequence[int] | np.
 
 
 def _how(operation: Operation, schedule: Schedule | None = None) -> How:
-    """Of a collective by its schedule; a message that was seen has none."""
+    """Return how messages are known: of a collective by its schedule."""
     if operation.missing or (schedule is None and operation.failed):
         return "missing"
     if schedule is None:
@@ -160,7 +160,7 @@ def _how(operation: Operation, schedule: Schedule | None = None) -> How:
 
 
 def _sent(send: Operation, times: TransferTimes, places: np.ndarray) -> MessageColumns:
-    """A send with its recv is a message; one whose other end is not known gives none."""
+    """Return a message for each send with its recv; none where the other end is not known."""
     if send.sender is None or send.receiver is None:
         return together(())
     first, last = send.ends[0], send.ends[-1]
@@ -247,7 +247,7 @@ def _derived(one: Operation, times: TransferTimes, places: np.ndarray) -> Messag
     over[:, columns] = np.where(times.ends_ns == NONE, over[:, columns], times.ends_ns)
 
     def moments(at: np.ndarray, begun_ns: np.ndarray, until_ns: np.ndarray) -> np.ndarray:
-        """When so many of the steps are over, for ranks that have called by then, and are done until then."""
+        """Return when so many steps are over, from the call until a rank is done."""
         begin = np.where(until_ns > transfer_ns, transfer_ns, np.minimum(begun_ns, until_ns))
         took = until_ns - begin
         # As took * at // steps, which might be too large a number.

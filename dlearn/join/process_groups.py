@@ -53,5 +53,5 @@ def _ranks_in_trace(absent: Iterable[int], processes: Sequence[Process]) -> dict
 
 
 def member(group: Group, index: int | None) -> int | None:
-    """The rank of this member; None where there is none."""
+    """Return the rank of this member; None where there is none."""
     return group.members[index] if index is not None and index < len(group.members) else None

@@ -307,7 +307,7 @@ EMPTY_TENSOR_BYTES = 9
 
 
 def wire_bytes(message: Message) -> int | None:
-    """Predicted bytes on the wire, without what the recorder adds; None where nobody here knows.
+    """Return the predicted bytes on the wire, without the recorder's; None: not known.
 
     That is where C++ packs the payload, and of sparse tensors, which have a format of their own.
     """
@@ -322,7 +322,7 @@ def wire_bytes(message: Message) -> int | None:
 
 
 def _shape_bytes(tensor: TensorInfo) -> int:
-    """A tensor is announced by its sizes, its strides, and the number of values in its storage."""
+    """Return the bytes of a tensor's sizes, strides, and number of values in its storage."""
     strides, stride = [], 1
     for size in reversed(tensor.shape):
         strides.append(stride)

@@ -28,14 +28,8 @@ def kind_of(event: Event) -> str:
     return str(type(event).__struct_config__.tag)
 
 
-def is_of(event: Event, kind: str) -> bool:
-    """Whether it is of this kind, or of this family of kinds."""
-    own = kind_of(event)
-    return kind in (own, own.split()[0])
-
-
 def check_kind(kind: str) -> None:
-    """TraceError if it is none of dlearn's own kinds, nor of those of a Source in use here."""
+    """Raise TraceError if neither dlearn nor a Source in use has such a kind of events."""
     others = [each.tag for source in in_use.values() for each in source.kinds]
     known = dict.fromkeys((*KINDS, *FAMILIES, *others, *(tag.split()[0] for tag in others)))
     if kind not in known:
@@ -43,7 +37,7 @@ def check_kind(kind: str) -> None:
 
 
 def check_op(op: str, table: EventTable) -> None:
-    """TraceError if neither torch.distributed, nor its RPC, nor this trace has such an op."""
+    """Raise TraceError if neither torch.distributed, nor its RPC, nor this trace has such an op."""
     seen = {str(first.op) for first in table.firsts if hasattr(first, "op")}
     if op not in {*seen, "rpc_sync", "rpc_async", "remote"} and family_of_op(op) not in OPS:
         raise TraceError(f"there is no op {op!r}; this trace has: {', '.join(sorted(seen)[:30])}")
@@ -53,7 +47,7 @@ def check_op(op: str, table: EventTable) -> None:
 
 
 def caused_within(table: EventTable, met: OperationTable, rpc: Rpc, span: str) -> Mask:
-    """What is inside spans of this name, and all that it caused on other ranks; a mask of rows of the table."""
+    """Return which rows are inside spans of this name, or caused by them on other ranks."""
     enclosing = table.of_firsts(lambda first: isinstance(first, Span) and first.name == span)
     inside = _below(table, enclosing)
     inside[met.end_row[met.ends_of(np.flatnonzero(met.with_an_end(inside)))]] = True
@@ -68,7 +62,7 @@ def caused_within(table: EventTable, met: OperationTable, rpc: Rpc, span: str) -
 
 
 def _below(table: EventTable, enclosing: Mask) -> Mask:
-    """All that is inside of these, however deep."""
+    """Return which rows are inside of these, however deep."""
     inside = np.zeros(len(table), bool)
     has_parent = np.flatnonzero(table.parent_row >= 0)
     parent = table.parent_row[has_parent]
@@ -83,8 +77,10 @@ def _below(table: EventTable, enclosing: Mask) -> Mask:
 
 
 def begins_of_operations(table: EventTable, met: OperationTable, rpc: Rpc) -> Column:
-    """Of each event, when its operation began, of a step's the whole collective's; of an RPC's run and reply, when it
-    was called. Of any other event its own start."""
+    """Return when the operation of each event began, in ns, else the event itself.
+
+    A step begins with its whole collective, an RPC's run and reply with the call.
+    """
     begins = table.start_ns.copy()
     start_ns = np.where(met.outer >= 0, met.start_ns[met.outer], met.start_ns) if len(met) else met.start_ns
     begins[met.end_row] = np.repeat(start_ns, np.diff(met.first))

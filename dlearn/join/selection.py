@@ -9,7 +9,7 @@ from typing import Any, Self, TypeVar, overload
 import numpy as np
 
 from dlearn.events.event import Event
-from dlearn.events.event_table import Events, EventTable, Mask
+from dlearn.events.event_table import Events, EventTable
 from dlearn.events.process import Process
 from dlearn.join.matching import match
 from dlearn.join.rpc.rpc_kinds import Rpc, join_rpc
@@ -75,17 +75,13 @@ class Selection:
     @cached_property
     def matches(self) -> Operations:
         """Return the operations that the chosen events take part in; each with all its ends."""
-        return Operations(self.whole.met, np.flatnonzero(self.taken_part), self.labels)
+        met = self.whole.met
+        return Operations(met, np.flatnonzero(met.with_an_end(self.rows.chosen)), self.labels)
 
     @cached_property
     def met(self) -> OperationTable:
         """Return what the processes did together: collectives, and sends with their receives."""
         return match(self.processes, self.table)
-
-    @cached_property
-    def taken_part(self) -> Mask:
-        """Return, for each row of `whole.met`, whether a chosen event is an end of it."""
-        return self.whole.met.with_an_end(self.rows.chosen)
 
     @cached_property
     def rpc(self) -> Rpc:

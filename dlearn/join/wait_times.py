@@ -28,7 +28,7 @@ def waited_until_ns(operation: Operation, end: End) -> int | None:
 
 @once
 def waiting(trace: Selection) -> dict[int, int]:
-    """Nanoseconds in which at least one operation waited for this rank, for each rank that was waited for."""
+    """Return the ns in which at least one operation waited for a rank, for each such rank."""
     asked = operations(trace)
     calls = asked.calls
     came_later = calls.transfer_ns > calls.start_ns

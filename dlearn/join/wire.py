@@ -36,19 +36,19 @@ class Meter:
     """Of RPC's connections: the sample from which all of them are there, and counted."""
 
     def section_at(self, at_ns: int) -> int | None:
-        """Between which two samples this moment lies: 0 is between the first and the second. None if it does not."""
+        """Return between which samples this moment lies: 0: the first two; None: outside."""
         after = bisect_left(self.times_ns, at_ns)
         return after - 1 if 0 < after < len(self.times_ns) else None
 
     def between(self, first: int, last: int) -> Counter[Edge]:
-        """Bytes written from sample `first` to sample `last`."""
+        """Return the bytes written from sample `first` to sample `last`."""
         before = self.totals[first]
         return Counter({edge: total - before[edge] for edge, total in self.totals[last].items()})
 
 
 @once
 def meters(trace: Selection) -> dict[int, Meter]:
-    """The meter of each rank that has at least two samples in this trace."""
+    """Return the meter of each rank that has at least two samples in this trace."""
     far = _far_ends(trace.processes)
     samples: dict[int, list[Counters]] = defaultdict(list)
     for sample in sorted(trace.of(Counters), key=attrgetter("number")):
@@ -58,7 +58,7 @@ def meters(trace: Selection) -> dict[int, Meter]:
 
 
 def unattributed_bytes(trace: Selection) -> Counter[tuple[int, int]]:
-    """(src, dst) -> bytes that were written, by the last sample, on connections that no known group has made."""
+    """Return the bytes for each (src, dst) on connections that no known group has made."""
     far, sockets = _far_ends(trace.processes), {process.rank: process.sockets for process in trace.processes}
     written: dict[tuple[int, int], int] = {}
     for event in trace.of(Counters):
@@ -73,7 +73,7 @@ def unattributed_bytes(trace: Selection) -> Counter[tuple[int, int]]:
 
 
 def outer_group(process: Process, group: str) -> str:
-    """The group whose connections carry this one's messages: of an inner group, the outer."""
+    """Return the group whose connections this one uses: of an inner group, the outer."""
     if group == RPC:
         return group
     if any(socket.group == UNKNOWN_GROUP for socket in process.sockets.values()):
@@ -83,7 +83,7 @@ def outer_group(process: Process, group: str) -> str:
 
 
 def why_not_measured(trace: Selection) -> str:
-    """Why there are no bytes on the wire in this trace, in words."""
+    """Return why there are no bytes on the wire in this trace, in words."""
     reasons = sorted({process.not_measured for process in trace.processes if process.not_measured})
     if reasons:
         return "; ".join(reasons)

@@ -70,7 +70,7 @@ class Reason(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, kind: ReasonKind, *facts: Fact) -> Reason:
-        """This kind, with its facts in the order of its sentence."""
+        """Return a reason of this kind, with its facts in the order of its sentence."""
         return cls(kind, facts)
 
     def __str__(self) -> str:
@@ -125,7 +125,7 @@ _ROLES = {
 
 
 def request_tensors(exchange: RpcExchange) -> tuple[TensorInfo, ...]:
-    """The tensors that the request carries."""
+    """Return the tensors that the request carries."""
     if exchange.call is not None:
         return exchange.call.tensors
     if exchange.kind == BACKWARD and isinstance(exchange.cause, RpcWindow):
@@ -134,7 +134,7 @@ def request_tensors(exchange: RpcExchange) -> tuple[TensorInfo, ...]:
 
 
 def reply_tensors(exchange: RpcExchange) -> tuple[TensorInfo, ...]:
-    """The tensors that the reply carries."""
+    """Return the tensors that the reply carries."""
     answer = answer_of(exchange)
     return answer.tensors if answer is not None else ()
 

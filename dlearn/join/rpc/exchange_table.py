@@ -145,7 +145,7 @@ class ExchangeTable:
 
     @cached_property
     def after_backward(self) -> Mask:
-        """Of an exchange in a context: whether its backward pass was over when it was sent."""
+        """Return whether each was sent in a context whose backward pass was over."""
         windows = self.events.made(np.flatnonzero(self.events.is_a(RpcWindow)))
         over: dict[int, int] = {}
         for window in windows:

@@ -66,11 +66,11 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def what(self) -> str:
-        """What it carries, in words: "float32[8, 3]", "result of forward: float32[8, 10]"."""
+        """Return what it carries: "float32[8, 3]", "result of forward: float32[8, 10]"."""
         return self.describe()
 
     def describe(self, *, most: int = EVERY_PARAMETER, tensors: str = "") -> str:
-        """What it carries, as `Operation.describe` says it; of a reply, what comes back."""
+        """Return what it carries, as `Operation.describe` does; of a reply, what comes back."""
         exchange = self.operation.exchange
         if exchange is None or not self.step:
             return self.operation.describe(most=most, tensors=tensors)
@@ -78,7 +78,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def carried(self) -> tuple[TensorInfo, ...]:
-        """The tensors that `what` names: of a message of a collective, those of the whole operation."""
+        """Return the tensors that `what` names: of a collective, the whole operation's."""
         return self.operation.tensors if self.operation.exchange is None else self.tensors
 
 
@@ -115,13 +115,13 @@ class MessageColumns(NamedTuple):
     content: Rows
 
     def of(self, chosen: Rows | Mask) -> MessageColumns:
-        """Some of these."""
+        """Return some of these rows."""
         return MessageColumns(*(column[chosen] for column in self))
 
     def made(
         self, operations: Sequence[Operation], contents: Sequence[Content], confirmed: Iterable[bool]
     ) -> list[Message]:
-        """The messages themselves; `operations[i]` is the operation of the i-th."""
+        """Return the messages themselves; `operations[i]` is the operation of the i-th."""
         # Field by field: this runs a million times, and a dict of the names takes four times as long.
         return [
             Message(
@@ -200,12 +200,12 @@ class Messages(Lazy[Message], Shown):
 
     @property
     def missing(self) -> Mask:
-        """Those that never came."""
+        """Return which messages never came."""
         return np.asarray(self.columns.how == HOWS.index("missing"))
 
     @property
     def called_ns(self) -> Column:
-        """When its sender called the operation of each; NONE where nobody saw that."""
+        """Return when the sender of each called its operation, in ns; NONE if not seen."""
         calls, ranks = self.operations.calls, 1 + max(self.labels, default=0)
         keys = calls.operation * ranks + calls.rank
         order = np.argsort(keys, kind="stable")
@@ -215,16 +215,16 @@ class Messages(Lazy[Message], Shown):
 
     @cached_property
     def reasons(self) -> tuple[tuple[Operation, Reason], ...]:
-        """Each operation that gave no message, with the reason."""
+        """Return each operation that gave no message, with the reason."""
         return tuple((self.operations[place], reason) for place, reason in self._reasons)
 
     @property
     def unexplained(self) -> tuple[tuple[Operation, str], ...]:
-        """Each operation that gave no message, with the reason in words."""
+        """Return each operation that gave no message, with the reason in words."""
         return tuple((operation, str(reason)) for operation, reason in self.reasons)
 
     def to_frame(self) -> pandas.DataFrame:
-        """One row a message (needs pandas); docs/own-questions.md describes the columns."""
+        """Return one row a message (needs pandas); docs/own-questions.md describes the columns."""
         pandas, label, columns = optional("pandas", needed_by="to_frame"), self.labels, self.columns
 
         def same(question: Callable[[Operation], Any]) -> np.ndarray:
@@ -262,7 +262,7 @@ class Messages(Lazy[Message], Shown):
         yield from (f"  {each}" for each in reasons)
 
     def sentences(self) -> list[str]:
-        """How many they are, and why some operations gave none."""
+        """Say how many they are, and why some operations gave none."""
         total = len(np.unique(self.columns.operation))
         left = len(self._reasons)
         lines = [f"{len(self):,} messages of {total:,} operations; {left:,} operations not explained"]
@@ -277,7 +277,7 @@ class Messages(Lazy[Message], Shown):
     head = ("from", "to", "payload bytes", "sent, ms", "how", "op", "what")
 
     def table_rows(self, some: Iterable[Message]) -> Iterator[tuple[str, ...]]:
-        """Some of these messages as rows of a table; times from the first that was sent."""
+        """Yield these messages as rows of a table; times from the first that was sent."""
         # They stand in the order of sending; one without a time stands where its operation was called.
         every = (message for place in range(len(self)) for message in self.at(np.array([place])))
         first_ns = next((message.sent_ns for message in every if message.sent_ns is not None), 0)

@@ -54,12 +54,12 @@ class Operation:
 
     @property
     def seq(self) -> int:
-        """Its number in the group, as its first end has counted."""
+        """Return its number in the group, as its first end has counted."""
         return self.ends[0].seq
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """The ranks that never called it."""
+        """Return the ranks that never called it."""
         return self._table.missing.get(self._row, ())
 
     @property
@@ -68,37 +68,37 @@ class Operation:
 
     @property
     def role(self) -> str:
-        """What torch makes it for, where no program asked: "DDP sends rank 0's model"."""
+        """Return what torch makes it for, where no program asked: "DDP sends rank 0's model"."""
         return next((each.role for each in self._table.labels_of(self._row) if each.role), self._class.role)
 
     @property
     def steps(self) -> tuple[Operation, ...]:
-        """Of a glass-box collective: the sends that it consists of."""
+        """Return the sends that a glass-box collective consists of."""
         steps, begins = self._table.steps
         return tuple(self._table.made(steps[begins[self._row] : begins[self._row + 1]]))
 
     @property
     def is_message(self) -> bool:
-        """Whether it is a send with its recv, or one of the two alone."""
+        """Return whether it is a send with its recv, or one of the two alone."""
         return self.sender is not None or self.receiver is not None
 
     @property
     def is_call(self) -> bool:
-        """Whether it is one of RPC or of a service."""
+        """Return whether it is one of RPC or of a service."""
         return bool(self._table.is_call[self._row])
 
     @property
     def problem(self) -> str:
-        """Why the ends do not fit together, in words, or nothing."""
+        """Return why the ends do not fit together, in words, or nothing."""
         return "" if self.misfit is None else str(self.misfit)
 
     @property
     def what(self) -> str:
-        """What travels, in words: "gradient of bucket 0: fc2.weight, fc2.bias"."""
+        """Return what travels, in words: "gradient of bucket 0: fc2.weight, fc2.bias"."""
         return self.describe()
 
     def describe(self, *, most: int = EVERY_PARAMETER, tagged: bool = True, tensors: str = "") -> str:
-        """What travels, with the first `most` parameters of a bucket and, if `tagged`, the tag of a message.
+        """Return what travels, with `most` parameters of a bucket and the tag if `tagged`.
 
         `tensors` stands for the tensors, instead of their own text.
         """
@@ -115,29 +115,29 @@ class Operation:
 
     @property
     def tensors(self) -> tuple[TensorInfo, ...]:
-        """Those that are named in what travels: of the first rank that gives any, as of a scatter the root alone."""
+        """Return the tensors that are named: those of the first rank that gives any."""
         givers = (end for end in self.ends if isinstance(end, Collective) and end.inputs)
         return tensors_of(next(givers, self.ends[0]))
 
     @property
     def tag(self) -> int | None:
-        """The program's own tag of a message: a glass-box step has none, and the hidden default, 0, is none either."""
+        """Return the program's own tag of a message; the hidden default, 0, is none."""
         call = self.ends[0]
         return call.tag if isinstance(call, PointToPoint) and call.tag > 0 and not call.step else None
 
     @property
     def start_ns(self) -> int:
-        """When the first rank called it."""
+        """Return when the first rank called it, in ns."""
         return int(self._table.start_ns[self._row])
 
     @property
     def transfer_ns(self) -> int:
-        """When the last rank called it: before this, the others wait; only now all data can travel."""
+        """Return when the last rank called it, in ns: before this, the others wait."""
         return int(self._table.transfer_ns[self._row])
 
     @property
     def end_ns(self) -> int | None:
-        """When the last rank was done; None while some rank is not, or where an end was not observed."""
+        """Return when the last rank was done, in ns; None if some rank is not, or not seen."""
         end_ns = int(self._table.end_ns[self._row])
         return None if end_ns == NONE else end_ns
 
@@ -147,18 +147,18 @@ class Operation:
 
     @property
     def last_rank(self) -> int:
-        """The rank that called it last: the one that the others waited for."""
+        """Return the rank that called it last: the one that the others waited for."""
         return max(self.ends, key=lambda end: end.start_ns).rank
 
     @property
     def last_ranks(self) -> tuple[int, ...]:
-        """All that called it at that same nanosecond: where clocks are coarse, more than one."""
+        """Return all ranks that called it last: where clocks are coarse, more than one."""
         last = self.transfer_ns
         return tuple(sorted(end.rank for end in self.ends if end.start_ns == last))
 
     @property
     def pending(self) -> bool:
-        """Some rank is still inside it."""
+        """Return whether some rank is still inside it."""
         return bool(self._table.pending[self._row])
 
     @property
@@ -167,17 +167,17 @@ class Operation:
 
     @property
     def refused(self) -> bool:
-        """Every call of it raised at once: nothing was sent."""
+        """Return whether every call of it raised at once: nothing was sent."""
         return bool(self._table.refused[self._row])
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Who called it."""
+        """Return the ranks that called it."""
         return tuple(end.rank for end in self.ends)
 
     @property
     def given_bytes(self) -> int:
-        """What a rank hands to it: of a send or an RPC its payload, of a collective the most that any rank gives."""
+        """Return what a rank hands to it: of a collective the most that any rank gives."""
         if self.is_message:
             return self.payload_bytes
         calls = [end for end in self.ends if isinstance(end, Collective)]
@@ -185,7 +185,7 @@ class Operation:
 
     @property
     def unseen(self) -> tuple[int, ...]:
-        """Who may have called it: their file, or lines of it, are not in this trace."""
+        """Return the ranks that may have called it: their file, or lines of it, are not here."""
         members = (self.sender, self.receiver) if self.is_message else self.group.members
         seen = {*self.ranks, *self.missing}
         return tuple(rank for rank in members if rank is not None and rank not in seen)
@@ -225,7 +225,7 @@ class OperationTable:
         return len(self.like)
 
     def ends_of(self, chosen: Rows) -> Rows:
-        """The places in `end_row` of all ends of these operations, one operation after the other."""
+        """Return the indices in `end_row` of all ends, one operation after the other."""
         counts = self.first[chosen + 1] - self.first[chosen]
         shift = self.first[chosen] - (np.cumsum(counts) - counts)
         return np.repeat(shift, counts) + np.arange(counts.sum())
@@ -247,12 +247,12 @@ class OperationTable:
 
     @cached_property
     def is_call(self) -> Mask:
-        """Which are calls of RPC or of a service, in which no rank waits for the last one."""
+        """Return which are calls of RPC or of a service: no rank waits for the last one."""
         return ~self.events.is_a(Collective, PointToPoint)[self.end_row[self.first[:-1]]]
 
     @cached_property
     def _outer_of_ends(self) -> tuple[Rows, Rows]:
-        """The collective that the first and the last end of each send are called in; -1 where in none."""
+        """Return the collectives around the first and the last end of each send; -1: none."""
         collective = np.full(len(self.events) + 1, -1, np.intp)
         number = np.repeat(np.arange(len(self)), np.diff(self.first))
         inside = self.is_collective[number]
@@ -265,19 +265,19 @@ class OperationTable:
 
     @cached_property
     def outer(self) -> Rows:
-        """The collective that a send or recv is a step of, or -1."""
+        """Return the collective that a send or recv is a step of, or -1."""
         first, last = self._outer_of_ends
         return np.where(first >= 0, first, last)
 
     def is_step(self, chosen: Mask) -> Mask:
-        """Which are steps of one of the chosen collectives."""
+        """Return which are steps of one of the chosen collectives."""
         chosen = np.append(chosen, False)
         first, last = self._outer_of_ends
         return np.asarray(chosen[first] | chosen[last])
 
     @cached_property
     def steps(self) -> tuple[Rows, Rows]:
-        """The steps of all collectives, one collective after the other, and where those of each begin.
+        """Return the steps of all collectives, one after the other, and where each begins.
 
         They stand in the order of the algorithm: a rank may post its recv long before.
         """
@@ -289,7 +289,7 @@ class OperationTable:
 
     @cached_property
     def kinds(self) -> Column:
-        """The same number for operations that differ in nothing but their times; below 0 for one that has steps."""
+        """Return the same number for operations that differ only in their times; below 0: alone."""
         fates = {missing: number for number, missing in enumerate(dict.fromkeys([(), *self.missing.values()]))}
         fate = np.zeros(len(self), np.int64)
         fate[list(self.missing)] = [fates[missing] for missing in self.missing.values()]
@@ -305,7 +305,7 @@ class OperationTable:
         return np.asarray(kinds)
 
     def _carried(self) -> Column:
-        """The same number for operations that carry the same; 0 for nothing."""
+        """Return the same number for operations that carry the same; 0 for nothing."""
         numbers: dict[int, int] = {}
         carried = np.zeros(len(self.events), np.int64)
         for row, label in self.bucket_labels.items():
@@ -315,24 +315,24 @@ class OperationTable:
 
     @cached_property
     def carries(self) -> Mask:
-        """Which DDP has carry a bucket, or something of its own."""
+        """Return which carry a bucket of DDP, or something of its own."""
         carries = np.zeros(len(self.events), bool)
         carries[list(self.bucket_labels)] = True
         return self.over_ends(np.logical_or, carries)
 
     @cached_property
     def start_ns(self) -> Column:
-        """When the first rank called it."""
+        """Return when the first rank called it, in ns."""
         return self.over_ends(np.minimum, self.events.start_ns)
 
     @cached_property
     def transfer_ns(self) -> Column:
-        """When the last rank called it."""
+        """Return when the last rank called it, in ns."""
         return self.over_ends(np.maximum, self.events.start_ns)
 
     @cached_property
     def end_ns(self) -> Column:
-        """When the last rank was done; NONE where some rank is not, or nobody saw it."""
+        """Return when the last rank was done, in ns; NONE if some rank is not, or not seen."""
         end_ns = self.over_ends(np.maximum, self.events.end_ns)
         unknown = self.over_ends(np.minimum, self.events.end_ns) == NONE
         unknown[list(self.missing)] = True
@@ -340,7 +340,7 @@ class OperationTable:
 
     @cached_property
     def pending(self) -> Mask:
-        """Some rank is still inside it."""
+        """Return whether some rank is still inside it."""
         return self.over_ends(np.logical_or, self.events.pending)
 
     @cached_property
@@ -353,29 +353,29 @@ class OperationTable:
 
     @cached_property
     def is_missing(self) -> Mask:
-        """Some rank never called it."""
+        """Return where some rank never called it."""
         found = np.zeros(len(self), bool)
         found[list(self.missing)] = True
         return found
 
     @cached_property
     def unusual(self) -> Mask:
-        """All that did not simply end on every rank, and all calls of RPC and of services."""
+        """Return which did not simply end on every rank, and all calls of RPC and of services."""
         misfit = np.fromiter((each.misfit is not None for each in self.classes), bool, len(self.classes))
         return np.asarray((self.end_ns == NONE) | self.failed | self.refused | misfit[self.like] | self.is_call)
 
     @cached_property
     def waits_for_none(self) -> Mask:
-        """Those in which no rank waits for the last: one never came, all were refused, or it is a call."""
+        """Return where no rank waits for the last: it never came, all were refused, or a call."""
         return np.asarray(self.is_missing | self.refused | self.is_call)
 
     def over_ends(self, how: np.ufunc, values: np.ndarray) -> np.ndarray:
-        """These values of events, reduced over the ends of each operation."""
+        """Return values of events, reduced over the ends of each operation."""
         found = values[self.end_row]
         return np.asarray(how.reduceat(found, self.first[:-1])) if len(found) else found
 
     def with_an_end(self, chosen: Mask) -> Mask:
-        """Which of them have an end among the chosen events."""
+        """Return which have an end among the chosen events."""
         return self.over_ends(np.logical_or, chosen)
 
     def labels_of(self, row: int) -> list[BucketLabel]:
@@ -392,7 +392,7 @@ class OperationTable:
         return TransferTimes(self.transfer_ns[rows], self.end_ns[rows], starts_ns, ends_ns)
 
     def made(self, rows: Rows) -> list[Operation]:
-        """The operations in these rows, each made once."""
+        """Return the operations in these rows, each made once."""
         new = np.array([row for row in rows.tolist() if self._made[row] is None], np.intp)
         if len(new):
             # The events of all at once: one by one they take ten times as long.

@@ -47,7 +47,7 @@ class Calls:
 
     @cached_property
     def last_rank(self) -> Column:
-        """Of each operation, the first of the ranks that called it last."""
+        """Return of each operation the first of the ranks that called it last."""
         last = np.flatnonzero(self.start_ns == self.transfer_ns)
         _, first = np.unique(self.operation[last], return_index=True)
         return np.asarray(self.rank[last[first]])
@@ -76,17 +76,17 @@ class Operations(Lazy[Operation], Shown):
 
     @cached_property
     def start_ns(self) -> Column:
-        """When the first rank called each of them."""
+        """Return when the first rank called each of them, in ns."""
         return self.table.start_ns[self.rows]
 
     @cached_property
     def transfer_ns(self) -> Column:
-        """When the last rank called each of them."""
+        """Return when the last rank called each of them, in ns."""
         return self.table.transfer_ns[self.rows]
 
     @cached_property
     def end_ns(self) -> Column:
-        """When the last rank was done; NONE where some rank is not, or nobody saw it."""
+        """Return when the last rank was done, in ns; NONE if some rank is not, or not seen."""
         return self.table.end_ns[self.rows]
 
     @property
@@ -105,7 +105,7 @@ class Operations(Lazy[Operation], Shown):
         return self.table.is_call[self.rows]
 
     def unusual(self) -> list[Operation]:
-        """Those that did not simply end on every rank, and all calls of RPC and of services."""
+        """Return those that did not simply end on every rank, and all calls."""
         return self.at(np.flatnonzero(self.table.unusual[self.rows]))
 
     @cached_property
@@ -140,7 +140,7 @@ class Operations(Lazy[Operation], Shown):
         return [(one, len(places)) for one, places in self.alike()]
 
     def leaves(self) -> tuple[Operations, Rows]:
-        """The same with the steps of those that have any, if not refused; and of each, its place here."""
+        """Return these with their steps instead, if not refused; and the index here of each."""
         steps, begins = self.table.steps
         inner = np.where(self.table.refused, 0, np.diff(begins))[self.rows]
         places = np.repeat(np.arange(len(self)), np.maximum(1, inner))
@@ -161,7 +161,7 @@ class Operations(Lazy[Operation], Shown):
 
     @cached_property
     def calls(self) -> Calls:
-        """All ends of these operations."""
+        """Return all ends of these operations."""
         table, events = self.table, self.table.events
         counts = np.diff(table.first)[self.rows]
         rows = table.end_row[table.ends_of(self.rows)]
@@ -181,7 +181,7 @@ class Operations(Lazy[Operation], Shown):
         )
 
     def to_frame(self) -> pandas.DataFrame:
-        """One row an operation (needs pandas); docs/own-questions.md describes the columns."""
+        """Return a row an operation (needs pandas); docs/own-questions.md has the columns."""
         pandas, label, same = optional("pandas", needed_by="to_frame"), self.labels, self.of_alike
         return pandas.DataFrame(
             {
@@ -233,7 +233,7 @@ class Operations(Lazy[Operation], Shown):
 
 
 def whole_numbers(values: Column) -> Any:
-    """For pandas; of its kind that has room for none where one is not known."""
+    """Return a column for pandas; of its kind that has room for none where one is not known."""
     if not (values == NONE).any():
         return values
     return optional("pandas", needed_by="to_frame").arrays.IntegerArray(values, values == NONE)
