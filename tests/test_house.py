@@ -148,7 +148,7 @@ LINES = {
     "dlearn/events": 4_734,
     "dlearn/export": 627,
     "dlearn/hooks": 4_333,
-    "dlearn/join": 5_064,
+    "dlearn/join": 5_061,
     "dlearn/lessons": 2_678,
     "dlearn/live": 1_272,
     "dlearn/network": 1_153,

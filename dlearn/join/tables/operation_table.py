@@ -192,10 +192,7 @@ class Operation:
 
 
 class TransferTimes(NamedTuple):
-    """When operations of a group began to transfer and were over, in ns: a row each; NONE if not known.
-
-    `starts_ns` and `ends_ns` have a column for each of their ends.
-    """
+    """Times of operations in ns, a row each, of their ends a column each; NONE if not known."""
 
     transfer_ns: Column
     end_ns: Column
