@@ -6,14 +6,13 @@ import os
 import pickle
 import re
 import tarfile
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_flight_recorder import GLOO, dump_of
-from test_kineto import kernel, write
+from test_kineto import DLRM, kernel, write
 from test_nccl_log import made_log
 
 from dlearn import Trace, explain
@@ -25,7 +24,6 @@ NOT_READ = {
     "all_reduce.0.et": "a Chakra execution trace (.et)",
     "ncv4-topo.xml": "NCCL's topology (XML)",
     "ncv4-graph.xml": "NCCL's graphs (XML)",
-    "inspector-v4.0-readme.jsonl": "a record of NCCL's Inspector (JSON lines)",
     "gloo-et-1.1.1.json.gz": "a PyTorch execution trace of schema 1.1.1-chakra.0.0.4",
 }
 
@@ -65,7 +63,7 @@ EMPTY_DUMP = pickle.dumps({"version": "2.9", "entries": []})
         ("nccl.log.gz", (SAMPLES / "nccl-2.30-lines-by-subsystem.log.gz").read_bytes(), "tells of which communicator"),
         *[(name, (SAMPLES / "not-read" / name).read_bytes(), re.escape(what)) for name, what in NOT_READ.items()],
     ],
-    ids=range(18),
+    ids=range(17),
 )
 def test_what_cannot_be_read_is_refused_in_one_sentence(own_folder, capsys, name, data, why):
     Path(name).write_bytes(data)
@@ -96,7 +94,6 @@ def in_archive(archive: Path, inside: str) -> bytes:
 
 
 LOG = "\n".join(made_log([[0, 1, 2, 3], [0, 2, 3, 1]], calls=[("AllReduce", 1000, "RING"), ("Send", 5, "")]))
-DLRM = Path(str(files("dlearn.lessons"))) / "data" / "dumps" / "dlrm-8ranks.tar.gz"
 WHOLE = {
     "dump_1": in_archive(GLOO, "1.pickle"),
     "dump_1.json": in_archive(GLOO, "1.json"),

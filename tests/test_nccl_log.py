@@ -3,18 +3,16 @@
 import gzip
 import json
 import re
-from importlib.resources import files
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from matplotlib.patches import FancyArrowPatch
-from test_flight_recorder import dump_of
+from test_flight_recorder import SAMPLES, dump_of
 
 from dlearn import Trace, analysis, draw, explain, messages
 from dlearn.cli import main
 
-REAL = Path(str(files("dlearn.lessons"))) / "data" / "dumps" / "nccl-2.9.9-16gpus.log.gz"
+REAL = SAMPLES / "nccl-2.9.9-16gpus.log.gz"
 
 
 def load(tmp_path, lines):

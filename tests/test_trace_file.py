@@ -12,7 +12,7 @@ from traces import header
 
 from dlearn import Event, Trace
 from dlearn.errors import TraceError
-from dlearn.events.event import FORMAT, Footer, PointToPoint, Span, TensorInfo
+from dlearn.events.event import FORMAT, AutogradRun, Footer, PointToPoint, Span, TensorInfo
 from dlearn.events.writer import MAX_LINE_BYTES, Writer
 
 PAGE = (Path(__file__).parents[1] / "docs" / "trace-file.md").read_text()
@@ -101,11 +101,17 @@ def test_what_the_size_limit_keeps_out_is_counted_and_said(tmp_path, max_bytes):
 def test_a_program_that_says_the_same_again_writes_numbers_only(tmp_path):
     path = write(tmp_path)
     assert short_lines(path) == [b"[0,5,1]", b"[0,1,10,-1,2]", b"[1,15,1]"]
-    assert [(each.number, each.start_ns, each.end_ns, each.ended_by) for each in events(tmp_path)] == [
-        (0, 0, 5, "wait"),
-        (1, 10, 15, "wait"),
-        (2, 20, None, ""),
-    ]
+    found = [(each.number, each.start_ns, each.end_ns, each.ended_by) for each in events(tmp_path)]
+    assert found == [(0, 0, 5, "wait"), (1, 10, 15, "wait"), (2, 20, None, "")]
+
+
+def test_contexts_of_workers_with_large_ids_are_read(tmp_path):
+    writer = Writer(tmp_path / "host-1.jsonl", max_bytes=1 << 20, header=header())
+    contexts = [(worker << 48) + 1 for worker in (32, 33, 2**15 - 1)]  # torch's ids have 16 bits.
+    for number, context in enumerate(contexts):
+        writer.event(AutogradRun, {"number": number, "start_ns": 0, "context": context, "node": 1})
+    assert len(short_lines(writer.path)) == 1
+    assert [each.context for each in events(tmp_path)] == contexts
 
 
 # Damage ---------------------------------------------------------------------------------------------------------------

@@ -1,42 +1,49 @@
-"""One clock for the processes of several hosts.
+"""One clock for the processes of several hosts, and for what their GPUs did.
 
-Each host counts its own nanoseconds, from its own start. What a process has read of the job's reference clock
-(`ClockReading`) gives a straight line: an offset, and a drift. All processes with the same clock are moved by the same
-line, so that nothing is reordered within a host.
+Each clock counts its own nanoseconds, from its own start. Two readings of another clock
+(`ClockReading`) give a straight line: an offset and a drift. All processes with the same clock are
+moved by the same line, so nothing is reordered within a host. A GPU's time is moved by the line
+through the two readings around it; outside of them its clock is taken to run like the host's.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import msgspec
 
 from dlearn.events.event_table import NONE
-from dlearn.events.job_facts import ClockReading
+from dlearn.events.job_facts import ClockReading, DeviceReading
 from dlearn.events.store import ProcessFile
 
 SLEW = 500e-6
-"""Assumed, not measured: how fast two clocks may part where nobody looked twice. Linux corrects a clock's frequency by
-at most 500 ppm (adjtimex(2))."""
+"""The assumed drift of two clocks of which only one reading is known. Linux corrects a clock's
+frequency by at most 500 ppm (adjtimex(2))."""
 APART_NS = 1_000_000_000
 """Two readings nearer than that tell no drift: their own errors would be most of it."""
 NEARLY = 2
 """A reading is nearly as good as the best one up to so many times its error."""
 FURTHEST_NS, FASTEST = 2**61, 1 / 8
-"""No clock is 73 years away, or gains an eighth: readings that say so are damaged. Within both, a time in the range of
-`Nanoseconds` stays within 64 bits when it is moved."""
+"""No clock is 73 years away, or gains an eighth: readings that say so are damaged. Within both, a
+time in the range of `Nanoseconds` stays within 64 bits when it is moved."""
 ALL_WAIT = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
-"""What the names of collectives begin with that end on no rank before they have begun on all."""
+"""Names of collectives begin with one of these if they end on no rank before all ranks began."""
+CUDA_EVENT = "cuda event"
+CUDA_EVENT_IN_LINE = "cuda event on the caller's stream"
+"""`ended_by` on a GPU. In line, the calling stream could do nothing else meanwhile."""
 
 
 @dataclass(frozen=True)
 class Clock:
-    """How one clock is moved to the reference: at `at_ns` by `offset_ns`, changing by `drift` per nanosecond.
+    """A line that moves a clock: at `at_ns` by `offset_ns`, changing by `drift` per nanosecond.
 
-    `error_ns` is the bound of the error between the readings; None where the clock was never compared, or only by
-    readings that no clock can give.
+    `error_ns` is the bound of the error between the readings; None where the clock was never
+    compared, or only by readings that no clock can give. `first_ns` and `last_ns` are the readings
+    that count; they are equal where no drift is known.
     """
 
     name: str = ""
@@ -46,20 +53,19 @@ class Clock:
     error_ns: int | None = 0
     first_ns: int = 0
     last_ns: int = 0
-    """The first and the last reading that count; the same where no drift is known."""
 
     def to_reference(self, at_ns: int) -> int:
-        """The reference clock's time when this clock shows `at_ns`."""
+        """Return the reference clock's time when this clock shows `at_ns`."""
         return at_ns + self.offset_ns + round(self.drift * (at_ns - self.at_ns))
 
     @property
     def drift_error(self) -> float | None:
-        """By how much the drift may be wrong; None where nobody looked twice."""
+        """Return the bound of the drift's error; None without a second reading."""
         apart = self.last_ns - self.first_ns
         return 2 * (self.error_ns or 0) / apart if apart else None
 
     def error_at(self, at_ns: int) -> int:
-        """By how much that may be wrong: more, the further it is from the nearest reading."""
+        """Return the bound of the error at `at_ns`, which grows with the distance to a reading."""
         outside = max(self.first_ns - at_ns, at_ns - self.last_ns, 0)
         if not outside or not self.error_ns:
             return self.error_ns or 0
@@ -71,13 +77,13 @@ SAME = Clock()
 
 
 def align(files: Sequence[ProcessFile]) -> dict[str, Clock]:
-    """Every clock of the trace and how it is moved to the reference; the events of all files are moved by it."""
+    """Move the events of all files to one clock. Return every clock by its name."""
     readings: dict[str, list[ClockReading]] = defaultdict(list)
     for file in files:
         readings[clock_name(file)] += file.clocks
     references = [reading.reference for each in readings.values() for reading in each]
     # Without readings the clock of the lowest rank.
-    senior = min(files, key=lambda file: (2**53 if file.header.rank is None else file.header.rank, file.path.name))
+    senior = min(files, key=_seniority)
     reference = references[0] if references else clock_name(senior)
     clocks: dict[str, Clock] = {}
     for file in files:
@@ -90,30 +96,42 @@ def align(files: Sequence[ProcessFile]) -> dict[str, Clock]:
 
 
 def clock_name(file: ProcessFile) -> str:
-    """Which clock the file's times are of; where it does not say, each host has its own."""
+    """Return the name of the file's clock; each host has its own if the file does not name it."""
     return file.header.clock or f"host {file.header.host}"
 
 
+def _seniority(file: ProcessFile) -> tuple[int, str]:
+    rank = file.header.rank
+    return 2**53 if rank is None else rank, file.path.name
+
+
 def _line(name: str, readings: Sequence[ClockReading]) -> Clock:
-    """Through the best reading, and the one furthest from it among those nearly as good."""
+    """Draw a line through the best reading and the furthest of those that are nearly as good."""
     if not readings:
         return Clock(name, error_ns=None)
-    ordered = sorted(readings, key=lambda reading: reading.at_ns)
-    best = min(ordered, key=lambda each: each.error_ns)
-    good = [each for each in ordered if each.error_ns <= NEARLY * best.error_ns]
-    other = max(good, key=lambda each: abs(each.at_ns - best.at_ns))
+    best = min(readings, key=lambda each: (each.error_ns, each.at_ns))
+    good = [each for each in readings if each.error_ns <= NEARLY * best.error_ns]
+    other = max(good, key=lambda each: (abs(each.at_ns - best.at_ns), -each.at_ns))
     if abs(other.at_ns - best.at_ns) < APART_NS:
         other = best
-    early, late = sorted((best, other), key=lambda each: each.at_ns)
-    apart = late.at_ns - early.at_ns
-    drift = (late.offset_ns - early.offset_ns) / apart if apart else 0.0
-    if abs(best.offset_ns) > FURTHEST_NS or abs(drift) > FASTEST:
+    line = _through(name, *((each.at_ns, each.offset_ns, each.error_ns) for each in (best, other)))
+    if abs(line.offset_ns) > FURTHEST_NS or abs(line.drift) > FASTEST:
         return Clock(name, error_ns=None)
-    error_ns = max(early.error_ns, late.error_ns)
-    line = Clock(name, best.at_ns, best.offset_ns, drift, error_ns, early.at_ns, late.at_ns)
-    # A reading in between that this line contradicts: the clock did not drift evenly, so the line is less exact.
-    beside = [abs(line.to_reference(each.at_ns) - each.at_ns - each.offset_ns) - each.error_ns for each in ordered]
-    return replace(line, error_ns=max(error_ns, *beside))
+    # A reading that this line contradicts: the clock did not drift evenly.
+    error_ns = line.error_ns or 0
+    for each in readings:
+        off_ns = abs(line.to_reference(each.at_ns) - each.at_ns - each.offset_ns)
+        error_ns = max(error_ns, off_ns - each.error_ns)
+    return replace(line, error_ns=error_ns)
+
+
+def _through(name: str, one: tuple[int, int, int], other: tuple[int, int, int]) -> Clock:
+    """Draw the line through two readings (at_ns, offset_ns, error_ns), which may be one."""
+    at_ns, offset_ns, error_ns = one
+    apart = other[0] - at_ns
+    drift = (other[1] - offset_ns) / apart if apart else 0.0
+    first_ns, last_ns = sorted((at_ns, other[0]))
+    return Clock(name, at_ns, offset_ns, drift, max(error_ns, other[2]), first_ns, last_ns)
 
 
 _MOMENTS = ("start_ns", "end_ns", "handed_ns", "arrived_ns", "returned_ns")
@@ -121,7 +139,7 @@ _MOMENTS = ("start_ns", "end_ns", "handed_ns", "arrived_ns", "returned_ns")
 
 
 def _move(file: ProcessFile, clock: Clock) -> None:
-    """Events are frozen for everybody else; while they are being loaded, they are still being made."""
+    """Move all times of a file, in place: its events are frozen, but are still being made here."""
     if not clock.offset_ns and not clock.drift:
         return
     own = [column for name, column in file.short.own.items() if name.endswith("_ns")]
@@ -133,3 +151,40 @@ def _move(file: ProcessFile, clock: Clock) -> None:
             at_ns = getattr(event, name, None)
             if at_ns is not None:
                 msgspec.structs.force_setattr(event, name, clock.to_reference(at_ns))
+
+
+class DeviceSpan(NamedTuple):
+    """The time in which a GPU did what an event launched, on the trace's clock.
+
+    Both times may be wrong by `error_ns` against the host.
+    """
+
+    start_ns: int
+    end_ns: int
+    error_ns: int
+    ended_by: str = CUDA_EVENT
+
+
+def device_spans(file: ProcessFile, host: Clock) -> dict[int, DeviceSpan]:
+    """Return the span of each event by its number, if the clock of its GPU was read."""
+    clocks: dict[str, list[DeviceReading]] = defaultdict(list)
+    for reading in sorted(file.device_clocks, key=lambda reading: reading.device_ns):
+        clocks[reading.device].append(reading)
+    spans: dict[int, DeviceSpan] = {}
+    for time in file.device_times:
+        if readings := clocks.get(time.device):
+            first, last = _around(time.start_ns, readings), _around(time.end_ns, readings)
+            spans[time.event] = DeviceSpan(
+                host.to_reference(first.to_reference(time.start_ns)),
+                host.to_reference(last.to_reference(time.end_ns)),
+                max(first.error_at(time.start_ns), last.error_at(time.end_ns)),
+                CUDA_EVENT_IN_LINE if time.blocks else CUDA_EVENT,
+            )
+    return spans
+
+
+def _around(at_ns: int, readings: Sequence[DeviceReading]) -> Clock:
+    """Draw the line from a GPU's clock to the host's through the readings around a time."""
+    after = bisect_right(readings, at_ns, key=lambda reading: reading.device_ns)
+    around = readings[max(after - 1, 0)], readings[min(after, len(readings) - 1)]
+    return _through("", *((each.device_ns, each.at_ns - each.device_ns, each.error_ns) for each in around))

@@ -17,6 +17,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Nanoseconds = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
 Dimension = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
 Tag = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
+GlobalId = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # Of autograd: (worker id << 48) + count.
 
 NOT_OBSERVED = "not observed"
 """`ended_by` of an event whose end could not be seen: it neither hangs nor has a duration."""
@@ -69,8 +70,7 @@ class Footer(Line, tag="footer", frozen=True, kw_only=True):
 
     at_ns: Nanoseconds
     lines: Count
-    not_written: Count = 0
-    """Lines that the size limit (`max_bytes`) or the system kept out."""
+    not_written: Count = 0  # Lines that the size limit (`max_bytes`) or the system kept out.
     refusal: str = ""  # Why the system took no more lines: "ENOSPC" is a full disk.
     hook_errors: Count = 0
     works_dropped: Count = 0
@@ -305,7 +305,7 @@ class RpcCall(Event, tag="rpc call", frozen=True, kw_only=True):
     tensors: tuple[TensorInfo, ...] = ()
     pickled_bytes: Count | None = None
     observer_bytes: Count = 0
-    context: Count | None = None
+    context: GlobalId | None = None
     needs_grad: bool = False
     rrefs: tuple[RRefFork, ...] = ()
     detached: tuple[str, ...] = ()
@@ -322,7 +322,7 @@ class RpcRun(Event, tag="rpc run", frozen=True, kw_only=True):
     caller: Count
     call: Count
     arrived_ns: Nanoseconds
-    context: Count | None = None
+    context: GlobalId | None = None
 
 
 class RpcReply(Event, tag="rpc reply", frozen=True, kw_only=True):
@@ -367,8 +367,8 @@ class RpcWindow(Event, tag="rpc window", frozen=True, kw_only=True):
     to: Count | None = None
     parent_worker: Count | None = None
     fork: str = ""
-    context: Count | None = None
-    message: Count | None = None
+    context: GlobalId | None = None
+    message: GlobalId | None = None
     tensors: tuple[TensorInfo, ...] = ()
     result: RpcResult | None = None
 
@@ -382,12 +382,12 @@ class AutogradNode(Event, tag="autograd node", frozen=True, kw_only=True):
 
     ends: ClassVar[bool] = False
     own = ("context", "node", "message", "next")
-    context: Count
+    context: GlobalId
     node: Count
     name: str
     shapes: tuple[tuple[Dimension, ...], ...] = ()
     parameter: str = ""
-    message: Count | None = None
+    message: GlobalId | None = None
     next: tuple[Count, ...] = ()
 
 
@@ -395,6 +395,6 @@ class AutogradRun(Event, tag="autograd run", frozen=True, kw_only=True):
     """A node's execution in the backward pass. A recv sends `tensors` to the worker that the value came from."""
 
     own = ("context", "node")
-    context: Count
+    context: GlobalId
     node: Count
     tensors: tuple[TensorInfo, ...] = ()

@@ -1,29 +1,35 @@
-"""The files of a job, read: every process's events in one table, on one clock, with what is missing or damaged."""
+"""The files of a job, read: every process's events in one table, on one clock, and all problems."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from dlearn.errors import TraceError
 from dlearn.events import readers
-from dlearn.events.attempts import attempts, refuse_two_jobs, unidentified_files, without_replaced
-from dlearn.events.clocks import Clock, align, clock_name
-from dlearn.events.device_times import device_spans
+from dlearn.events.clocks import align, clock_name, device_spans
+from dlearn.events.event import Collective, Event, Line, PointToPoint
 from dlearn.events.event_table import EventTable, joined
-from dlearn.events.group_names import agree_on_names
+from dlearn.events.job_facts import Peer
 from dlearn.events.printable import printable
 from dlearn.events.process import Process
 from dlearn.events.store import ProcessFile, Recorded, left_out, read
 
 _NAMES_SHOWN = 8
+Files = list[ProcessFile]
+Ranks = dict[int, tuple[ProcessFile, str]]
+"""The file and the label of each rank, in order."""
 
 
 @dataclass(frozen=True)
 class JobFiles:
-    """One attempt of a job as its files tell it. `problems` says in words what is damaged or missing."""
+    """One attempt of a job. `problems` says in words what is damaged or missing."""
 
     path: Path
     processes: tuple[Process, ...]
@@ -33,21 +39,34 @@ class JobFiles:
 
 
 def load_job(paths: Sequence[Path], attempt: int | None) -> JobFiles:
-    """Read the files in these folders; of a job that was restarted the last attempt, or the one with this number."""
+    """Read the files in these folders: of a restarted job this attempt, by default the last."""
     path = paths[0]
     files, problems = _read_any(paths)
     problems += readers.notes([file.imported for file in files if file.imported is not None])
-    refuse_two_jobs(path, files)
-    for file in unidentified_files(files):
-        problems.append(f"{file.path.name}: whether this process is of the job is not known: it met no other")
-    files = _choose(attempts(files), attempt, problems)
-    problems += [problem for file in files for problem in file.problems]
+    _refuse_two_jobs(path, files)
+    for file in files if len(files) > 1 else ():
+        if not _jobs(file):
+            text = "whether this process is of the job is not known: it met no other"
+            problems.append(f"{file.path.name}: {text}")
+    files = _choose(_attempts(files), attempt, problems)
+    for file in files:
+        problems += file.problems
     world = _world_size(files)
+    ranks = _assign_ranks(files, world, problems)
     clocks = align(files)
-    processes, events = _assign_ranks(files, world, problems, clocks)
-    problems += _missing_processes(path, files, processes, world)
+    # Of events that start at the same moment, the lower rank's and number's stay first.
+    table = joined([table for rank, (file, _) in ranks.items() for table in file.tables(rank)])
+    processes = []
+    for rank, (file, label) in ranks.items():
+        clock = clocks[clock_name(file)]
+        spans = device_spans(file, clock)
+        facts: dict[str, Any] = {each.name: getattr(file, each.name) for each in fields(Recorded)}
+        one = Process(rank=rank, label=label, clock=clock, device_spans=spans, **facts)
+        processes.append(one)
+    _agree_on_names(processes, table.firsts)
+    problems += _missing_processes(path, files, {rank for rank in ranks if rank < world}, world)
     problems += left_out(files)
-    return JobFiles(path, processes, events, len(clocks), problems)
+    return JobFiles(path, tuple(processes), table, len(clocks), problems)
 
 
 def first_names(names: Sequence[str]) -> str:
@@ -55,26 +74,27 @@ def first_names(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMES_SHOWN]) + (", ..." if len(names) > _NAMES_SHOWN else "")
 
 
-def _read_any(paths: Sequence[Path]) -> tuple[list[ProcessFile], list[str]]:
-    """Our own files there, with NCCL's log beside them, or what another tool's files hold."""
+def _read_any(paths: Sequence[Path]) -> tuple[Files, list[str]]:
+    """Read our own files, with NCCL's log beside them, or what another tool's files hold."""
     if readers.is_own(paths):
         logs = [path for path in paths if path.suffix != ".jsonl" and os.path.isfile(path)]
         files, problems = _read_all([path for path in paths if path not in logs])
         return files, problems + (readers.beside(logs, files) if logs else [])
     with readers.room() as folder:
-        not_told = readers.translate(paths, Path(folder))
-        files, problems = _read_all([folder])
-    return files, problems + not_told
+        not_read = readers.translate(paths, Path(folder))
+        files, problems = _read_all([Path(folder)])
+    return files, problems + not_read
 
 
-def _read_all(folders: Sequence[str | os.PathLike[str]]) -> tuple[list[ProcessFile], list[str]]:
-    """Every file in them that holds a line, and which hold none."""
-    files: list[ProcessFile] = []
+def _read_all(folders: Sequence[Path]) -> tuple[Files, list[str]]:
+    """Read every file with a line in it. Return the files, and a sentence for each empty one."""
+    files: Files = []
     problems: list[str] = []
-    for path in dict.fromkeys(map(Path, folders)):
+    for path in dict.fromkeys(folders):
         try:
             if not path.is_dir():
-                raise TraceError(printable(f"{path} is no folder. A trace is one, with a .jsonl file per process."))
+                text = "is no folder. A trace is one, with a .jsonl file per process."
+                raise TraceError(printable(f"{path} {text}"))
             # Not `glob`, which finds nothing in a folder that may not be read.
             for name in sorted(each for each in path.iterdir() if each.match("*.jsonl")):
                 if name.is_file() and name.stat().st_size == 0:
@@ -84,70 +104,131 @@ def _read_all(folders: Sequence[str | os.PathLike[str]]) -> tuple[list[ProcessFi
         except OSError as error:
             raise TraceError(printable(f"{path}: cannot be read: {error.strerror}")) from None
     if not files:
-        where = ", ".join(str(folder) for folder in folders)
-        raise TraceError(printable(f"{where} holds no trace: there is no .jsonl file with a line in it."))
+        where = ", ".join(map(str, folders))
+        text = "holds no trace: there is no .jsonl file with a line in it."
+        raise TraceError(printable(f"{where} {text}"))
     # Folders of several hosts may hold copies of the same file: the longest counts.
     by_length = sorted(files, key=lambda file: file.event_count)
     kept = {(file.header.job, file.path.name): id(file) for file in by_length}
-    return without_replaced([file for file in files if id(file) in kept.values()]), problems
+    return _without_replaced([file for file in files if id(file) in kept.values()]), problems
 
 
-def _choose(found: list[list[ProcessFile]], attempt: int | None, problems: list[str]) -> list[ProcessFile]:
-    """The files of this attempt, by default of the last."""
+def _without_replaced(files: Files) -> Files:
+    """Leave out programs that recorded nothing before they became another one (`exec`)."""
+    last = {(file.header.host, file.header.pid): file for file in sorted(files, key=_start)}
+    kept = []
+    for file in files:
+        has_content = file.event_count or file.footer or file.imported
+        if has_content or last[file.header.host, file.header.pid] is file:
+            kept.append(file)
+    return kept
+
+
+# The files of one job, and of one attempt -----------------------------------------------------------
+
+
+def _refuse_two_jobs(path: Path, files: Files) -> None:
+    jobs = _connected(files, _jobs)
+    if len(jobs) > 1:
+        a, b = jobs[0][0], jobs[1][0]
+        text = printable(
+            f"{path} holds the files of {len(jobs)} jobs: {a.path.name} is of"
+            f" {a.header.job[:40]!r}, {b.path.name} of {b.header.job[:40]!r}."
+        )
+        raise TraceError(f"{text} Move each job's files into a folder of its own.")
+
+
+def _jobs(file: ProcessFile) -> set[str]:
+    """Return all names that the process knows of its job."""
+    met = {f"met {name}" for name in file.joined}
+    return met | {f"job {file.header.job}"} if file.header.job else met
+
+
+def _attempts(files: Files) -> list[Files]:
+    """Return the files of each attempt, in order: torchrun restarts all when one process fails.
+
+    Without restarts, processes that met, in a default group or by RPC, are of one attempt. One that
+    met no other is of the last attempt that began before it.
+    """
+    restarts = sorted({file.header.restart for file in files})
+    if len(restarts) > 1:
+        return [[file for file in files if file.header.restart == number] for number in restarts]
+    found = _connected(sorted(files, key=_start), lambda file: file.joined) or [[]]
+    began = [_start(met[0]) for met in found if met]
+    for file in files:
+        if not file.joined:
+            before = sum(start <= _start(file) for start in began)
+            found[max(0, before - 1)].append(file)
+    return found
+
+
+def _start(file: ProcessFile) -> int:
+    return file.header.start_ns
+
+
+def _connected(files: Files, names: Callable[[ProcessFile], set[str]]) -> list[Files]:
+    """Group files that have a name in common, if through others; leave out files without one."""
+    groups: list[tuple[set[str], Files]] = []
+    for file in files:
+        mine = names(file)
+        same = [group for group in groups if not mine.isdisjoint(group[0])]
+        if not same and mine:
+            groups.append((set(mine), [file]))
+        for known, members in same[:1]:
+            known |= mine
+            members.append(file)
+            for other in same[1:]:
+                known |= other[0]
+                members += other[1]
+                groups.remove(other)
+    return [members for _, members in groups]
+
+
+def _choose(found: list[Files], attempt: int | None, problems: list[str]) -> Files:
     if attempt is not None and not 0 <= attempt < len(found):
-        raise TraceError(f"there is no attempt {attempt} in this trace; it has {len(found)}, from 0.")
+        text = f"there is no attempt {attempt} in this trace"
+        raise TraceError(f"{text}; it has {len(found)}, from 0.")
     number = len(found) - 1 if attempt is None else attempt
     if len(found) > 1:
         problems.append(
-            f"the job began {len(found)} times (it was restarted, or its script runs one job after the other):"
-            f" this is attempt {number}; Trace.load(..., attempt=...) gives the others, from 0"
+            f"the job began {len(found)} times (it was restarted, or its script runs one job after"
+            f" the other): this is attempt {number}; Trace.load(..., attempt=...) gives the others,"
+            " from 0"
         )
     return found[number]
 
 
-def _world_size(files: list[ProcessFile]) -> int:
-    """How many processes the headers or the default groups promise; 0 where they promise nothing."""
+# Ranks ----------------------------------------------------------------------------------------------
+
+
+def _world_size(files: Files) -> int:
+    """Return how many processes the headers or the default groups promise; 0 if they do not say."""
     sizes = [file.header.world_size or 0 for file in files]
-    sizes += [group.size for file in files for group in file.groups.values() if group.default]
+    for file in files:
+        sizes += [group.size for group in file.groups.values() if group.default]
     return max(sizes)
 
 
-def _assign_ranks(
-    files: list[ProcessFile], world: int, problems: list[str], clocks: dict[str, Clock]
-) -> tuple[tuple[Process, ...], EventTable]:
-    """Give each process its rank: the cluster's or launcher's (recorder/), else the default group's, else the
-    next number that nobody can have."""
-    taken: dict[int, ProcessFile] = {}
-    strays: list[ProcessFile] = []
+def _assign_ranks(files: Files, world: int, problems: list[str]) -> Ranks:
+    """Give each process its rank: the cluster's or launcher's (recorder/), else the default
+    group's, else the RPC worker's, else the next number that no other process can have."""
+    taken: Ranks = {}
+    strays: Files = []
     for file in files:
         rank = _own_rank(file)
-        if rank is None or rank in taken:
-            if rank is not None:
-                other = taken[rank].path.name
-                problems.append(f"{file.path.name}: says that it is rank {rank}, as {other} does")
+        if rank is None:
+            strays.append(file)
+        elif rank in taken:
+            other = taken[rank][0].path.name
+            problems.append(f"{file.path.name}: says that it is rank {rank}, as {other} does")
             strays.append(file)
         else:
-            taken[rank] = file
-    workers = {rank: file.worker.name for rank, file in taken.items() if file.worker is not None}
-    labels = {rank: file.header.name or workers.get(rank) or f"rank {rank}" for rank, file in taken.items()}
+            worker = file.worker.name if file.worker is not None else ""
+            taken[rank] = file, file.header.name or worker or f"rank {rank}"
     for file in strays:
         rank = max(world - 1, *taken) + 1 if taken else world
-        taken[rank] = file
-        labels[rank] = f"{file.header.host}-{file.header.pid}"
-    # Of events that start at the same moment, the lower rank's and number's stay first.
-    table = joined([table for rank, file in sorted(taken.items()) for table in file.tables(rank)])
-    processes = tuple(
-        Process(
-            rank=rank,
-            label=labels[rank],
-            clock=clocks[clock_name(file)],
-            device_spans=device_spans(file.device_times, file.device_clocks, clocks[clock_name(file)].to_reference),
-            **{fact.name: getattr(file, fact.name) for fact in fields(Recorded)},
-        )
-        for rank, file in sorted(taken.items())
-    )
-    agree_on_names(processes, table.firsts)
-    return processes, table
+        taken[rank] = file, f"{file.header.host}-{file.header.pid}"
+    return dict(sorted(taken.items()))
 
 
 def _own_rank(file: ProcessFile) -> int | None:
@@ -157,17 +238,59 @@ def _own_rank(file: ProcessFile) -> int | None:
     return default if default is not None or file.worker is None else file.worker.id
 
 
-def _missing_processes(path: Path, files: list[ProcessFile], processes: tuple[Process, ...], world: int) -> list[str]:
-    """The ranks of which no file is here, in a sentence, and where their files are as far as the others know."""
-    here = {process.rank for process in processes if process.rank < world}
-    # As many as the sentence could ever name: a damaged header may promise any number of processes.
-    absent = [rank for rank in range(min(world, len(here) + _NAMES_SHOWN + 1)) if rank not in here]
+def _missing_processes(path: Path, files: Files, here: set[int], world: int) -> list[str]:
+    """Name the ranks without a file, and where other ranks know that their files are."""
+    # As many as the sentence could ever name: a damaged header may promise any number.
+    most = min(world, len(here) + _NAMES_SHOWN + 1)
+    absent = [rank for rank in range(most) if rank not in here]
     if not absent:
         return []
     named = first_names([str(rank) for rank in absent])
     who = f"those of ranks {named} are" if len(absent) > 1 else f"that of rank {named} is"
     found = f"{len(here)} of {world:,} processes left a file in {path}: {who} missing"
-    peers = {rank: peer for file in files for rank, peer in file.peers.items() if rank in absent}
-    places = [f"rank {rank}'s is {peer.path} on host {peer.host}" for rank, peer in sorted(peers.items())]
-    hint = f"{'; '.join(places)}: copy it here" if places else "if it ran on another host, copy its file here"
+    peers: dict[int, Peer] = {}
+    for file in files:
+        peers |= {rank: peer for rank, peer in file.peers.items() if rank in absent}
+    hint = "if it ran on another host, copy its file here"
+    if peers:
+        ranks = sorted(peers.items())
+        known = [f"rank {rank}'s is {each.path} on host {each.host}" for rank, each in ranks]
+        hint = f"{'; '.join(known)}: copy it here"
     return [f"{found} ({hint})"]
+
+
+def _agree_on_names(processes: Sequence[Process], events: Iterable[Event]) -> None:
+    """Give each process group one name, in place: each process counts the groups of one name that
+    it has seen, so a group that was made again may be "1~2" for one member and "1" for another."""
+    members: dict[str, list[tuple[int, str]]] = defaultdict(list)
+    taken: set[str] = set()
+    for process in processes:
+        for fact in process.groups.values():
+            if fact.made:
+                members[fact.made].append((process.rank, fact.name))
+            else:
+                taken.add(fact.name)
+    names: dict[tuple[int, str], str] = {}
+    for ends in members.values():
+        name = max((name for _, name in ends), key=lambda name: (len(name), name))
+        while name in taken:
+            name += "~2"
+        taken.add(name)
+        names |= {end: name for end in ends if end[1] != name}
+    if not names:
+        return
+    for event in events:
+        if isinstance(event, Collective | PointToPoint):
+            _rename(event, event.rank, names, "group")
+    for process in processes:
+        for fact in process.groups.values():
+            _rename(fact, process.rank, names, "name", "within")
+        for socket in process.sockets.values():
+            _rename(socket, process.rank, names, "group")
+        process.groups = {fact.name: fact for fact in process.groups.values()}
+
+
+def _rename(line: Line, rank: int, names: dict[tuple[int, str], str], *columns: str) -> None:
+    for column in columns:
+        old = getattr(line, column)
+        msgspec.structs.force_setattr(line, column, names.get((rank, old), old))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dlearn.events.clocks import SAME, Clock
-from dlearn.events.device_times import DeviceSpan
+from dlearn.events.clocks import SAME, Clock, DeviceSpan
 from dlearn.events.store import Recorded
 
 

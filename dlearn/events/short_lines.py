@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
-from itertools import count, repeat
+from itertools import repeat
 from typing import Any
 
 from dlearn.events.event import NOT_OBSERVED, REFUSED, Event, RRefFork
@@ -48,9 +48,7 @@ def layout(first: Event, file_format: int) -> tuple[str, ...]:
 
 def names_of_numbers(name: str, value: Any) -> list[str]:
     """Return a name for each number of a field that may have several: "next.0", "next.1"."""
-    counter = count()
-    with_numbers(value, counter)
-    return [f"{name}.{index}" for index in range(next(counter))]
+    return [f"{name}.{index}" for index in range(len(numbers_in(value)))]
 
 
 def numbers_in(value: Any) -> list[int]:

@@ -43,14 +43,6 @@ class Ring(msgspec.Struct, frozen=True, gc=False):
     channels: tuple[Count, ...]
 
 
-class TreePlace(msgspec.Struct, frozen=True, gc=False):
-    """A rank's place in the tree of one channel: who is above it (None: it is the root), and who below."""
-
-    channel: Count
-    up: Count | None
-    down: tuple[Count, ...]
-
-
 class Choice(msgspec.Struct, frozen=True, gc=False):
     """What NCCL chose for a collective of this many bytes of one rank (of a reduce-scatter: those that it gets).
 
@@ -65,7 +57,7 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
 
 
 class Wired(Line, tag="wired", frozen=True, kw_only=True):
-    """What NCCL's log says of this process in a group: on which host and GPU, its links, its places in trees.
+    """What NCCL's log says of this process in a group: its host, its GPU and its links.
 
     What holds for all members stands in the file of one: the whole `rings`, and the choices. `channels`: how many NCCL
     made. `switch`: whether NCCL prepared to let a switch add up (NVLS), as it does beside its rings.
@@ -76,7 +68,6 @@ class Wired(Line, tag="wired", frozen=True, kw_only=True):
     device: Count
     channels: Count = 0
     links: tuple[ChannelLink, ...] = ()
-    places: tuple[TreePlace, ...] = ()
     rings: tuple[Ring, ...] = ()
     choices: tuple[Choice, ...] = ()
     switch: bool = False

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from msgspec.structs import replace
 
 from dlearn.analysis.ddp.training_steps import Interval, of_ddp, pieces
-from dlearn.events.device_times import DeviceSpan
+from dlearn.events.clocks import DeviceSpan
 from dlearn.events.event import NOT_OBSERVED, Collective, Event, Gradient, Span, Stretch
 from dlearn.join.joining import operations
 from dlearn.join.selection import once

@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from dlearn.events.device_times import CUDA_EVENT_IN_LINE
+from dlearn.events.clocks import CUDA_EVENT_IN_LINE
 from dlearn.events.event import Collective, Gradient, Span, Stretch
 from dlearn.join.ends import End
 from dlearn.join.joining import operations

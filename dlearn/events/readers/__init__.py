@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import re
 import tarfile
 import tempfile
 import zlib
@@ -18,13 +19,13 @@ from typing import IO, TYPE_CHECKING, Protocol
 
 import msgspec
 
+from dlearn.errors import TraceError
 from dlearn.events.event import GroupFact
 from dlearn.events.job_facts import Imported
 from dlearn.events.printable import printable
 from dlearn.events.readers.flight_recorder import FlightRecorder
-from dlearn.events.readers.kineto import Kineto
+from dlearn.events.readers.kineto import Kineto, schema_of_nodes
 from dlearn.events.readers.nccl_comms import NcclLog
-from dlearn.events.readers.not_read import INSPECTOR, LOOKED_AT, NotRead
 from dlearn.events.readers.otf2_archive import Otf2
 from dlearn.events.readers.rank_lines import Lines, refused
 from dlearn.shown import count_text
@@ -46,17 +47,24 @@ class Reader(Protocol):
         """Return the lines of each rank, when all files have been taken."""
 
 
-READERS: tuple[Callable[[], Reader], ...] = (FlightRecorder, Kineto, Otf2, NcclLog, NotRead)
-"""Where there are files of several formats, the first that has ranks is read; NCCL's log beside another, too."""
+READERS: tuple[Callable[[], Reader], ...] = (FlightRecorder, Kineto, Otf2, NcclLog)
+"""Of several formats the first that has ranks is read; NCCL's log beside another, too."""
+NOT_READ = {
+    # A length, then the version, or an attribute (mlcommons/chakra, schema/protobuf/et_def.proto).
+    rb"[\x03-\x7f](\n[\x05-\x0f]\d+\.\d+\.\d+|\x12.\n\x06schema)": "a Chakra execution trace (.et)",
+    rb"\s*(<\?xml[^>]*>\s*)?<system version=": "NCCL's topology (XML)",
+    rb"\s*(<\?xml[^>]*>\s*)?<graphs version=": "NCCL's graphs (XML)",
+}
+"""Formats that are known by the beginning of a file, and refused by their names."""
 
 
 def is_own(paths: Sequence[Path]) -> bool:
-    """Return whether these are traces of ours, or nothing: that is told where ours are read."""
+    """Return whether these are traces of ours; or nothing, which is refused where ours are read."""
     try:
         found = [path for path in _inside(paths) if path.exists()]
-        return not found or any(path.suffix == ".jsonl" and not _is_inspectors(path) for path in found)
     except OSError:
         return True
+    return not found or any(path.suffix == ".jsonl" for path in found)
 
 
 def _inside(paths: Sequence[Path]) -> list[Path]:
@@ -65,11 +73,6 @@ def _inside(paths: Sequence[Path]) -> list[Path]:
     for path in paths:
         found += sorted(path.iterdir()) if path.is_dir() else [path]
     return found
-
-
-def _is_inspectors(path: Path) -> bool:
-    with path.open("rb") as stream:
-        return INSPECTOR in stream.read(LOOKED_AT)
 
 
 def translate(paths: Sequence[Path], folder: Path) -> list[str]:
@@ -81,11 +84,7 @@ def translate(paths: Sequence[Path], folder: Path) -> list[str]:
             if ranks := reader.ranks():
                 break
         else:
-            raise refused(
-                f"{', '.join(map(str, paths))}: neither a trace (a folder with one .jsonl file per"
-                " process) nor a dump of torch's Flight Recorder, a profiler's file (one for each rank),"
-                " NCCL's log or an OTF2 archive."
-            )
+            raise _refusal(paths, taken)
         log = next(each for each in made if isinstance(each, NcclLog))
         said = []
         if log.lines and log is not reader:
@@ -104,11 +103,24 @@ def translate(paths: Sequence[Path], folder: Path) -> list[str]:
     return [printable(each) for each in said]
 
 
+def _refusal(paths: Sequence[Path], taken: dict[Path, Reader | str]) -> TraceError:
+    """Return the error for files that no reader has taken."""
+    for path, of in taken.items():
+        if isinstance(of, str) and of:
+            where = "(what is read: docs/from-your-cluster.md)"
+            return refused(f"{path}: it is {of}, a format that is not read yet {where}.")
+    return refused(
+        f"{', '.join(map(str, paths))}: neither a trace (a folder with one .jsonl file per"
+        " process) nor a dump of torch's Flight Recorder, a profiler's file (one for each rank),"
+        " NCCL's log or an OTF2 archive."
+    )
+
+
 def beside(logs: Sequence[Path], files: Iterable[ProcessFile]) -> list[str]:
     """Add what NCCL's log says of the ranks of these files of ours; what was taken from it, in a sentence."""
     log = NcclLog()
     for path, reader in _taken(logs, [log]).items():
-        if reader is None:
+        if reader is not log:
             raise refused(f"{path.name}: beside a trace of ours, only NCCL's log is read.")
     for file in files:
         rank = file.header.rank
@@ -119,17 +131,27 @@ def beside(logs: Sequence[Path], files: Iterable[ProcessFile]) -> list[str]:
     return [printable(log.told_beside())]
 
 
-def _taken(paths: Sequence[Path], made: Sequence[Reader]) -> dict[Path, Reader | None]:
-    """Each file there, and which of these readers has taken it."""
+def _taken(paths: Sequence[Path], made: Sequence[Reader]) -> dict[Path, Reader | str]:
+    """Give each file to a reader. Return which has taken it, else the name of its format, or ""."""
     try:
         found = [path for path in _inside(paths) if path.is_file()]
     except OSError as error:
         raise refused(f"{error.filename}: cannot be read: {error.strerror}") from None
-    taken: dict[Path, Reader | None] = {}
+    taken: dict[Path, Reader | str] = {}
     for path in found:
         for name, data in _contents(path):
-            taken[name] = next((reader for reader in made if reader.take(name, data)), None)
+            took = (reader for reader in made if reader.take(name, data))
+            taken[name] = next(took, None) or _not_read(data)
     return taken
+
+
+def _not_read(data: bytes) -> str:
+    """Return the name of a format that is not read yet; "" if it is not known."""
+    schema = schema_of_nodes(data)
+    if schema is not None:
+        return f"a PyTorch execution trace of schema {schema}"
+    names = (name for known, name in NOT_READ.items() if re.match(known, data, re.DOTALL))
+    return next(names, "")
 
 
 def notes(facts: Sequence[Imported]) -> list[str]:

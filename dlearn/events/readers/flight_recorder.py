@@ -1,23 +1,25 @@
-"""Dumps of torch's Flight Recorder: the last calls of each rank before a job hung, and how far each group had come.
+"""Dumps of torch's Flight Recorder: the last calls of each rank, and how far it came in each group.
 
-One file a rank, a pickle or JSON (torch/csrc/distributed/c10d/FlightRecorder.hpp); whose it is, only its name says.
-A dump holds the last calls, after a timeout often only those that had not ended; so what is not in it may all the same
-have been called. How far a rank had come in a group, `pg_status` says: but it counts sends and receives too, so it
-speaks of groups without any. Times are of the CPU's calls, by the wall clock of each host.
+One file a rank, a pickle or JSON (torch/csrc/distributed/c10d/FlightRecorder.hpp); only its name
+says whose it is. After a timeout it often has only the calls that had not ended, so a call that is
+not in it may have been made. `pg_status` says how far a rank came in a group; it counts sends and
+receives too, so it is used for groups without any. Times are the CPU's, by each host's wall clock.
 """
 
 from __future__ import annotations
 
+import io
+import pickle
 import re
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NoReturn
 
 import msgspec
 
 from dlearn.events.event import NOT_OBSERVED
 from dlearn.events.job_facts import Imported, Reached
-from dlearn.events.readers import plain_pickle, rank_lines
+from dlearn.events.readers import rank_lines
 from dlearn.events.readers.rank_lines import OPS, Lines, RankCalls, Tensors, numbers
 
 SOURCE = "Flight Recorder dumps: times are those of the CPU's calls, and only each rank's last calls are there"
@@ -54,12 +56,11 @@ class Entry(msgspec.Struct):
 
     @property
     def group(self) -> str:
-        """The name of its group."""
         return self.process_group[0]
 
     @property
     def backend(self) -> str:
-        """ "gloo" of "gloo:all_reduce"."""
+        """Return "gloo" of "gloo:all_reduce"."""
         return self.profiling_name.partition(":")[0]
 
 
@@ -89,7 +90,6 @@ class Dump(msgspec.Struct):
 
     @property
     def times(self) -> list[int]:
-        """When its calls were made."""
         return [entry.time_created_ns for entry in self.entries]
 
 
@@ -123,12 +123,13 @@ class FlightRecorder:
 
 def _dump(path: Path, data: bytes) -> Dump | None:
     """Return None where this is something else. TraceError where it is a dump, and damaged."""
-    packed, is_object = data.startswith(b"\x80"), data.lstrip().startswith(b"{")
-    if not packed and (not is_object or b'"version"' not in data or b'"traceEvents"' in data):
+    packed = data.startswith(b"\x80")
+    is_json = data.lstrip().startswith(b"{") and b'"version"' in data
+    if not packed and (not is_json or b'"traceEvents"' in data):
         return None
     try:
         if packed:
-            data = msgspec.json.encode(plain_pickle.loads(data))
+            data = msgspec.json.encode(_plain_data(data))
         fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
         if "version" not in fields or not {"entries", "pg_config"} & fields.keys():
             return None
@@ -152,7 +153,8 @@ class _Dumps:
         self._came: dict[str, set[int]] = defaultdict(set)
         self._backends: dict[str, str] = {}
         about = [entry.process_group for _, entry in calls]
-        about += [(name, config.desc) for dump in dumps for name, config in dump.pg_config.items()]
+        for dump in dumps:
+            about += [(name, config.desc) for name, config in dump.pg_config.items()]
         self._descriptions = {name: text for name, text in reversed(about) if text}
         for dump, entry in calls:
             self._came[entry.group].add(dump.rank)
@@ -167,9 +169,9 @@ class _Dumps:
 
     def lines(self, dump: Dump) -> Lines:
         """Return the lines of one rank."""
-        reached = list(self._reached(dump))
+        reached = self._reached(dump)
         groups = {entry.group: self._key(dump, entry.group) for entry in dump.entries}
-        groups |= {key[0]: key for key, _, _ in reached}
+        groups |= {key[0]: key for key, _ in reached}
         calls = RankCalls()
         for entry in dump.entries:
             _add(calls, entry, self._title(entry.group))
@@ -182,16 +184,7 @@ class _Dumps:
             )
             for name, ranks in groups.values() if dump.rank in ranks
         ]  # fmt: skip
-        came = [
-            Reached(
-                group=self._title(key[0]),
-                called=status.last_enqueued_collective,
-                ended=status.last_completed_collective,
-                inferred=inferred,
-            )
-            for key, status, inferred in reached
-            if key not in self._with_sends
-        ]
+        came = [found for key, found in reached if key not in self._with_sends]
         records = [entry.record_id for entry in dump.entries]
         limits = Imported(
             source=SOURCE,
@@ -203,24 +196,35 @@ class _Dumps:
         return first, [limits, *facts, *came, *calls.events]
 
     def _key(self, dump: Dump, name: str) -> Key:
-        """gloo's dumps do not say who is in a group: then those are whose calls in it are here."""
+        """Return the group of this name; of gloo's, whose dumps do not list members, the callers."""
         config = dump.pg_config.get(name, Config())
         return name, numbers(config.ranks) or tuple(sorted(self._came[name]))
 
     def _title(self, name: str) -> str:
         return rank_lines.title(name, self._descriptions.get(name, ""))
 
-    def _reached(self, dump: Dump) -> Iterator[tuple[Key, Status, bool]]:
-        """How far this rank had come in which group, and whether that is inferred: a status has a number, and only
-        calls say of which group. Of a number without any: the one group that others have under it, with this rank."""
+    def _reached(self, dump: Dump) -> list[tuple[Key, Reached]]:
+        """Return how far this rank came in each group.
+
+        A status has a number, and only calls say of which group. For a number without calls here it
+        is inferred: the one group that other ranks have under it, if this rank is a member.
+        """
         own = {str(entry.pg_id): entry.group for entry in dump.entries}
+        found: list[tuple[Key, Reached]] = []
         for number, status in dump.pg_status.items():
+            here = [key for key in self._of_id[number] if dump.rank in key[1]]
+            here = [key for key in here if key[0] in dump.pg_config]
             if number in own:
-                yield self._key(dump, own[number]), status, False
-                continue
-            here = [key for key in self._of_id[number] if dump.rank in key[1] and key[0] in dump.pg_config]
+                here = [self._key(dump, own[number])]
             if len(here) == 1:
-                yield here[0], status, True
+                reached = Reached(
+                    group=self._title(here[0][0]),
+                    called=status.last_enqueued_collective,
+                    ended=status.last_completed_collective,
+                    inferred=number not in own,
+                )
+                found.append((here[0], reached))
+        return found
 
 
 def _add(calls: RankCalls, entry: Entry, group: str) -> None:
@@ -229,7 +233,7 @@ def _add(calls: RankCalls, entry: Entry, group: str) -> None:
     found = _PEERS.match(name)
     if entry.is_p2p and found is None:
         return
-    device = "cpu" if entry.profiling_name.startswith("gloo:") else "cuda"
+    device = "cpu" if entry.backend == "gloo" else "cuda"
     end_ns, ended_by = None, ""
     if entry.retired or entry.state == "completed":
         end_ns, ended_by = entry.time_discovered_completed_ns or None, NOT_OBSERVED
@@ -262,3 +266,37 @@ def _site(frames: list[Frame]) -> str:
         if frame.line and not any(part in frame.filename for part in ("/torch/", "/dlearn/hooks/")):
             return f"{frame.filename.rpartition('/')[2]}:{frame.line}"
     return ""
+
+
+# A pickle can run code: here only numbers, strings, lists and dicts are made of one ----------------------------------
+
+SPREAD = 4
+"""A file that refers to one list many times stands for more than it holds: so many values for each of its bytes."""
+
+
+class PlainUnpickler(pickle.Unpickler):
+    """Refuses what names a class or a function, which is all that can run code."""
+
+    def find_class(self, module: str, name: str, /) -> NoReturn:
+        raise pickle.UnpicklingError(f"it names {module[:80]}.{name[:80]}, and data need no code")
+
+
+def _plain_data(data: bytes) -> Any:
+    """Return the plain data of a pickle. ValueError where it is none, or stands for too much."""
+    try:
+        value = PlainUnpickler(io.BytesIO(data)).load()
+    except (pickle.UnpicklingError, EOFError, TypeError, AttributeError, LookupError) as error:
+        raise ValueError(str(error) or "it is cut off") from None
+    except (RecursionError, MemoryError, OverflowError):
+        raise ValueError("it is too deep or too large") from None
+    left, waiting = SPREAD * len(data) + 1000, [value]
+    while waiting and left:
+        one = waiting.pop()
+        left -= 1
+        if isinstance(one, dict):
+            waiting += [*one.keys(), *one.values()]
+        elif isinstance(one, list | tuple | set | frozenset):
+            waiting += one
+    if waiting:
+        raise ValueError("it refers to the same lists again and again, and stands for too much")
+    return value

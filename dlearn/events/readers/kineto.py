@@ -4,6 +4,9 @@ An operation is a kernel here: it begins when the GPU begins it, so that who cam
 rank waited for the others stands apart from the transfer. What the kernel moved, and in which group, stands beside it
 since 2024 (`record_param_comms`); kernels that do not say so are counted, with their time. The name of a kernel says
 neither the algorithm nor the protocol that ran (github.com/NVIDIA/nccl/issues/1595).
+
+PyTorch's execution traces of the same steps tell what old kernels do not say, and no times. A record there is joined
+to a kernel by its number: the k-th call, waits left out, has launched the k-th kernel, if both have as many.
 """
 
 from __future__ import annotations
@@ -13,14 +16,14 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import msgspec
 
 from dlearn.events.clocks import ALL_WAIT
 from dlearn.events.event import Collective, GroupFact
 from dlearn.events.job_facts import ClockReading, Imported
-from dlearn.events.readers import execution_trace, rank_lines
-from dlearn.events.readers.execution_trace import Said
+from dlearn.events.readers import rank_lines
 from dlearn.events.readers.rank_lines import OPS, Lines, RankCalls, numbers
 
 SOURCE = "profiler traces (Kineto): times are those of GPU kernels"
@@ -74,6 +77,21 @@ class File(msgspec.Struct):
     host_name: str = ""
 
 
+class Said(msgspec.Struct):
+    """What a kernel, or a record here, says of its call; sizes are counts of elements."""
+
+    op: str = msgspec.field(default="", name="Collective name")
+    given: int = msgspec.field(default=0, name="In msg nelems")
+    got: int = msgspec.field(default=0, name="Out msg nelems")
+    dtype: str = ""
+    group: str = msgspec.field(default="", name="Process Group Name")
+    about: str = msgspec.field(default="", name="Process Group Description")
+    ranks: str = msgspec.field(default="", name="Process Group Ranks")
+    splits: str = msgspec.field(default="", name="In split size")
+    seq: int = msgspec.field(default=-1, name="Seq")
+    peer: int = msgspec.field(default=-1, name="Rank")
+
+
 _file = msgspec.json.Decoder(File, strict=False)
 _said = msgspec.json.Decoder(Said, strict=False)
 
@@ -88,7 +106,7 @@ class Kineto:
     def take(self, path: Path, data: bytes) -> bool:
         """Return whether this is one of them, and keep what tells of communication. TraceError where
         it is damaged, or of another job."""
-        records = execution_trace.read(path, data)
+        records = _records(path, data)
         if records is not None:
             if twice := records.keys() & self._records.keys():
                 raise rank_lines.of_two_jobs(path, "another execution trace", min(twice))
@@ -222,3 +240,81 @@ def compare_clocks(ranks: Sequence[Lines]) -> None:
                 rounds=len(common),
             )
             lines_of[host].append(reading)
+
+
+# Execution traces -----------------------------------------------------------------------------------------------------
+
+
+class RecordNode(msgspec.Struct):
+    """A call of anything; inputs of a communication end with group, rank, op, splits in, out."""
+
+    name: str = ""
+    inputs: list[Any] = []
+    input_types: list[str] = []
+    outputs: list[Any] = []
+
+
+class Schema(msgspec.Struct):
+    """The form of a file."""
+
+    schema: str
+
+
+class Nodes(Schema):
+    """What is read of a rank's file."""
+
+    nodes: list[RecordNode]
+
+
+READ = "1.0.1"
+"""The schema with a list of inputs; later ones keep their values, shapes and types apart."""
+_nodes = msgspec.json.Decoder(Nodes, strict=False)
+_schema = msgspec.json.Decoder(Schema)
+
+
+def schema_of_nodes(data: bytes) -> str | None:
+    """Return "1.0.1"; None where this is something else, or no whole JSON."""
+    if b'"nodes"' not in data or b'"schema"' not in data or b'"traceEvents"' in data:
+        return None
+    try:
+        return _schema.decode(data).schema
+    except (ValueError, RecursionError):
+        return None
+
+
+def _records(path: Path, data: bytes) -> dict[int, list[Said]] | None:
+    """Return the calls of each rank in a file, in their order; None where it is something else."""
+    if schema_of_nodes(data) != READ:
+        return None
+    calls: dict[int, list[Said]] = defaultdict(list)
+    try:
+        for node in _nodes.decode(data).nodes:
+            place = next((i for i, value in enumerate(node.inputs) if isinstance(value, str)), 0)
+            is_call = node.name == "record_param_comms" and place >= 3
+            if is_call and node.inputs[place] != "wait":
+                calls[int(node.inputs[place - 1])].append(_of_node(node, place))
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        raise rank_lines.unreadable(path, "execution trace", error) from None
+    return calls
+
+
+def _of_node(node: RecordNode, place: int) -> Said:
+    """Return what a node says; the name of its op stands at this place of its inputs."""
+    kind, op = node.input_types[0], node.inputs[place]
+    if op == "all_to_all" and not kind.startswith("GenericList"):
+        op = "all_to_all_single"  # Of one tensor, in equal parts.
+    return Said(
+        op=op,
+        given=_elements(node.inputs[0]),
+        got=_elements(node.outputs[0] if node.outputs else []),
+        dtype=kind.removeprefix("GenericList[").removeprefix("Tensor(").rstrip("])"),
+        group=str(node.inputs[place - 2]),
+        splits=str(node.inputs[place + 1]),
+    )
+
+
+def _elements(value: list[Any]) -> int:
+    """Count those of a tensor (its id, storage, an offset, their number, ...), or of a list."""
+    if value and isinstance(value[0], list):
+        return sum(map(_elements, value))
+    return int(value[3]) if value else 0

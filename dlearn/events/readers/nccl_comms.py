@@ -63,15 +63,13 @@ class Communicator:
     def wired(self, rank: int, name: str) -> Wired:
         """What is known of one of its ranks; of all together, in the lines of the first."""
         comm, is_first = self.comms[rank], rank == min(self.comms)
-        links = dict.fromkeys(link for piece in comm.pieces for link in piece.links)
-        places = dict.fromkeys(place for piece in comm.pieces for place in piece.places)
+        links = dict.fromkeys(chain.from_iterable(piece.links for piece in comm.pieces))
         return Wired(
             group=name,
             host=comm.device.host,
             device=comm.device.number,
             channels=max((piece.channels for piece in comm.pieces), default=0),
             links=tuple(link for link in links if link.to < self.size),
-            places=tuple(at for at in places if max(0, at.up or 0, *at.down) < self.size),
             rings=self.rings if is_first else (),
             choices=self.choices if is_first else (),
             switch=comm.device in self._switched,

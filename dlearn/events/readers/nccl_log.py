@@ -17,13 +17,11 @@ from typing import NamedTuple
 
 from dlearn.events.printable import printable
 from dlearn.events.readers import rank_lines
-from dlearn.events.wiring import ChannelLink, Choice, TreePlace
+from dlearn.events.wiring import ChannelLink, Choice
 
 MARK = " NCCL INFO "
 MOST_CHARACTERS = 8192
 """Of one line that are looked at; NCCL writes 1,023."""
-_CUT = 900
-"""A longer text may have lost its end."""
 _PREFIX = re.compile(r"([\w.-]{1,255}):(\d{1,10}):(\d{1,10}) \[(\d{1,4})\](?: \S{1,100}:\d{1,6})?$")
 _COMM = re.compile(
     r"(?:\[Rank \d+\] )?(?:ncclComm\w+ )?comm (\w+) rank (\d{1,6}) nranks (\d{1,6}) cudaDev (\d{1,4}) "
@@ -37,8 +35,8 @@ _LINK = re.compile(
     r" via (.{1,80}?)(?: comm .*)?$"
 )
 _RING = re.compile(r"Ring (\d{1,4}) : (\d{1,6}) -> (\d{1,6}) -> (\d{1,6})$")
-_TREE = re.compile(r"Tree (\d{1,4}) : (-?\d{1,6}) -> (\d{1,6}) -> ([-\d/]{1,40})$")
-_TREES = re.compile(r"\[(\d{1,4})\] ([-\d/]{1,40})->(\d{1,6})->(-?\d{1,6})(?= |$)")
+_TREE = re.compile(r"Trees \[|Tree \d{1,4} : ")
+"""Lines that are counted only: no question asks for the ranks of a tree."""
 _CHANNELS = re.compile(r"(\d{1,4}) coll channels")
 _CHOICE = re.compile(
     r"(\w+): (\d{1,15}) Bytes -> Algo (\w+) proto (\w+)( time)?"
@@ -89,7 +87,6 @@ class ThreadPart:
     """The ranks that it sends as: one, if the piece is of one communicator."""
     after: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
     """Who comes next in the ring of each channel."""
-    places: list[TreePlace] = field(default_factory=list)
     orders: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """Rings that stand in one line."""
     channels: int = 0
@@ -136,7 +133,7 @@ class Log:
         self._calls: Counter[Device] = Counter()
 
     def take(self, path: Path, data: bytes) -> bool:
-        """Return whether this is one; then what tells of rings, links and calls is kept."""
+        """Return whether this is a log; keep what it says of rings, links and calls."""
         if MARK.encode() not in data or data[:2] == b"PK":
             return False
         for line in data.split(b"\n"):
@@ -156,7 +153,7 @@ class Log:
             self.understood += self._said((device, int(found[3])), text)
 
     def _said(self, thread: Thread, text: str) -> bool:
-        """Take in what a thread says; whether it is understood."""
+        """Take in what a thread says. Return whether it is understood."""
         if "- Init " in text:
             return self._comm(thread, text)
         if ": opCount " in text:
@@ -196,7 +193,7 @@ class Log:
         return True
 
     def _key(self, device: Device, size: int, more: str) -> tuple[str | int, ...]:
-        """What all its ranks call it; in old logs, that it is a process's first, second, ... of this size."""
+        """Return what all its ranks call it; in old logs, its number among those of its size."""
         if found := _COMM_ID.search(more):
             return "commId", found[1], size
         if found := _SPLIT.search(more):
@@ -246,12 +243,12 @@ class Log:
 
 
 def _named(text: str, names: Sequence[str]) -> str:
-    """NCCL's word, which is a number in older logs."""
-    return dict(zip(map(str, range(len(names))), names, strict=True)).get(text, text.upper())
+    """Return NCCL's word, which is a number in older logs."""
+    return names[int(text)] if text.isdecimal() and int(text) < len(names) else text.upper()
 
 
 def _of_wiring(piece: ThreadPart, text: str) -> bool:
-    """Take in a line about rings, trees and links; whether it is one."""
+    """Take in a line about rings, trees and links. Return whether it is one."""
     if found := _LINK.match(text):
         channel, use, src, dst, way, via = found.groups()
         if way != "receive":
@@ -261,22 +258,11 @@ def _of_wiring(piece: ThreadPart, text: str) -> bool:
     elif found := _ORDER.match(text):
         piece.orders[int(found[1])] = tuple(int(each) for each in found[3].split() if len(each) < 7)
         piece.channels = max(piece.channels, int(found[2]))
-    elif text.startswith("Trees ["):
-        places = [_place(int(each[1]), each[4], each[2]) for each in _TREES.finditer(text)]
-        piece.places += places[:-1] if len(text) > _CUT else places
     elif found := _RING.match(text):
         piece.me.add(int(found[3]))
         piece.after[int(found[1])].add(int(found[4]))
-    elif found := _TREE.match(text):
-        piece.me.add(int(found[3]))
-        piece.places.append(_place(int(found[1]), found[2], found[4]))
     elif found := _CHANNELS.match(text):
         piece.channels = max(piece.channels, int(found[1]))
     else:
-        return False
+        return _TREE.match(text) is not None
     return True
-
-
-def _place(channel: int, up: str, down: str) -> TreePlace:
-    below = tuple(int(each) for each in down.split("/") if each.isdecimal() and len(each) < 7)
-    return TreePlace(channel, int(up) if up.isdecimal() else None, below)

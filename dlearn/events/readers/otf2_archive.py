@@ -102,8 +102,9 @@ def _read_here(path: Path) -> list[Lines]:
 class _MpiRank(RankCalls):
     """What has been read of one rank so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, location: Any) -> None:
         super().__init__()
+        self.location = location
         self.entered: list[tuple[str, int, int]] = []
         """Regions that it is in: name, since when, and which event was the first inside of each."""
         self.sent: dict[int, int] = {}
@@ -150,7 +151,7 @@ class _MpiJob:
         if not world:
             raise TraceError("it has no communicators of MPI, so there is nothing to show")
         self._rank_of = {location: rank for rank, location in enumerate(world)}
-        self._ranks = {location: _MpiRank() for location in world}
+        self._ranks = {location: _MpiRank(location) for location in world}
         self._elsewhere = 0
         """Calls of threads that have no rank."""
 
@@ -169,39 +170,35 @@ class _MpiJob:
                 rank.leave(at_ns)
             case "MpiSend" | "MpiRecv":
                 op = "send" if kind == "MpiSend" else "recv"
-                self._message(rank, location, event, op, rank.since(at_ns), ended_by="leave")
+                self._message(rank, event, op, rank.since(at_ns), ended_by="leave")
             case "MpiIsend":
                 rank.sent[event.request_id] = len(rank.events)
-                self._message(rank, location, event, "send", rank.since(at_ns))
+                self._message(rank, event, "send", rank.since(at_ns))
             case "MpiIsendComplete" if event.request_id in rank.sent:
                 rank.end(rank.sent.pop(event.request_id), at_ns)
             case "MpiIrecvRequest" | "NonBlockingCollectiveRequest":
                 rank.requested[event.request_id] = rank.since(at_ns)
             case "MpiIrecv":
                 start_ns = rank.requested.pop(event.request_id, at_ns)
-                end = {"end_ns": at_ns, "ended_by": "complete"}
-                self._message(rank, location, event, "recv", start_ns, **end)
+                self._message(rank, event, "recv", start_ns, end_ns=at_ns, ended_by="complete")
             case "MpiCollectiveBegin":
                 rank.begun_ns = rank.since(at_ns)
             case "MpiCollectiveEnd":
-                self._collective(rank, location, event, rank.begun_ns, at_ns)
+                self._collective(rank, event, rank.begun_ns, at_ns)
             case "NonBlockingCollectiveComplete":
                 rank.unexplained -= 1
-                start_ns = rank.requested.pop(event.request_id, at_ns)
-                self._collective(rank, location, event, start_ns, at_ns)
+                self._collective(rank, event, rank.requested.pop(event.request_id, at_ns), at_ns)
 
-    def _message(
-        self, rank: _MpiRank, location: Any, event: Any, op: str, start_ns: int, **end: Any
-    ) -> None:  # fmt: skip
+    def _message(self, rank: _MpiRank, event: Any, op: str, start_ns: int, **end: Any) -> None:
         peer = int(event.receiver if op == "send" else event.sender)
         tensors = (rank_lines.tensor((int(event.msg_length),), "uint8", "cpu"),)
         rank.add(
-            op, self._group(rank, location, event.communicator), tensors, tensors,
+            op, self._group(rank, event.communicator), tensors, tensors,
             peer=peer if peer < NO_ROOT else -1, tag=int(event.msg_tag), start_ns=start_ns, **end,
         )  # fmt: skip
 
-    def _collective(self, rank: _MpiRank, location: Any, event: Any, start_ns: int, end_ns: int) -> None:
-        name = self._group(rank, location, event.communicator)
+    def _collective(self, rank: _MpiRank, event: Any, start_ns: int, end_ns: int) -> None:
+        name = self._group(rank, event.communicator)
         size = rank.groups[name].size if name in rank.groups else 1
         op = str(event.collective_op).rpartition(".")[2]
         given, got = _sizes(op, int(event.size_sent), int(event.size_received), size)
@@ -212,13 +209,13 @@ class _MpiJob:
             start_ns=min(start_ns, end_ns), end_ns=end_ns, ended_by="leave",
         )  # fmt: skip
 
-    def _group(self, rank: _MpiRank, location: Any, comm: Any) -> str:
+    def _group(self, rank: _MpiRank, comm: Any) -> str:
         name, members = self._comms[comm]
-        members = members or (location,)  # Of MPI_COMM_SELF and its like an archive does not name them.
+        members = members or (rank.location,)  # An archive names none of MPI_COMM_SELF.
         ranks = [self._rank_of.get(member, -1) for member in members]
-        if name not in rank.groups and location in members and min(ranks) >= 0:
+        if name not in rank.groups and rank.location in members and min(ranks) >= 0:
             default = len(members) == len(self._ranks)
-            own = self._rank_of[location]
+            own = self._rank_of[rank.location]
             rank.groups[name] = rank_lines.group(name, "MPI", ranks, own, default=default)
         return name
 
@@ -239,7 +236,7 @@ def _seen(event: Event) -> Event:
 
 
 def _sizes(op: str, sent: int, received: int, ranks: int) -> tuple[int, int]:
-    """What a rank gives and gets, of what Score-P writes: there a rank that gives all the same counts it for each."""
+    """Return the bytes that a rank gives and gets: Score-P counts data for all ranks once a rank."""
     match op:
         case "BCAST":
             return (sent // ranks, 0) if sent else (0, received)
