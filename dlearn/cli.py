@@ -143,20 +143,16 @@ def _add_out(parser: argparse.ArgumentParser, text: str) -> None:
 
 
 def demo(options: argparse.Namespace) -> None:
-    make_folder(options.out)
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        text = f"the folder {options.out} cannot be made: {error.strerror}. Give another --out."
+        raise SetupError(text) from None
     from dlearn.lessons import demo
 
     demo.run(options.out, tell=lambda line: print(line, flush=True))
     if sys.stdout.isatty() and (sys.platform == "darwin" or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))):
         webbrowser.open((options.out / demo.PAGE).resolve().as_uri())
-
-
-def make_folder(folder: Path) -> None:
-    """Make a folder; raise SetupError, before any work is done, where none can be made."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SetupError(f"the folder {folder} cannot be made: {error.strerror}. Give another --out.") from None
 
 
 def explain(options: argparse.Namespace) -> None:
@@ -219,7 +215,11 @@ def draw(options: argparse.Namespace) -> None:
         raise WrongArguments("--context chooses one of distributed autograd's: it goes with `draw autograd` only.")
     trace = _load(options)
     if options.kind == "autograd":
-        _check_context(trace, options.context)
+        contexts = sorted({event.context for event in trace.of(AutogradNode)})
+        if options.context is not None and options.context not in contexts:
+            known = ", ".join(map(str, contexts)) or "none (dlearn run --graph records it)"
+            missing = f"there is no graph of context {options.context} in this trace"
+            raise WrongArguments(f"{missing}; there is {known}.")
         axes = draw.autograd(trace, context=options.context)
     else:
         axes = getattr(draw, options.kind)(trace)
@@ -227,13 +227,6 @@ def draw(options: argparse.Namespace) -> None:
         print(f"dlearn: nothing to draw: {axes.get_label()}", file=sys.stderr)
     with _writing(options.out):
         draw.save(axes, options.out)
-
-
-def _check_context(trace: Trace, context: int | None) -> None:
-    contexts = sorted({event.context for event in trace.of(AutogradNode)})
-    if context is not None and context not in contexts:
-        known = ", ".join(map(str, contexts)) or "none (dlearn run --graph records it)"
-        raise WrongArguments(f"there is no graph of context {context} in this trace; there is {known}.")
 
 
 def export(options: argparse.Namespace) -> None:

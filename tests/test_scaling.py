@@ -32,7 +32,6 @@ def test_a_line_is_found_in_whole_numbers(tmp_path):
     assert (stays.slope, stays.constant, stays.varies) == (0, 4, False)
     assert grows.formula == "100 B + 12 B × B, exactly"
     assert told.finding == "1 of 2 messages grows with B: 12 B for each example"
-    assert scaling(found, name="H").finding == "1 of 2 messages grows with H: 12 B for each of H"
     assert told.payload_bytes == (116, 200, 488)  # 104 + 12 B
     still = scaling({1: found[1], 2: found[1], 3: found[1]})
     assert still.finding == "No message depends on B: 2 messages, 116 B at every size"

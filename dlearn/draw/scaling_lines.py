@@ -42,10 +42,10 @@ class Family:
         """Return "3,072 B × B + 376 B", and below it which messages these are."""
         first, constants = self.lines[0], [line.constant for line in self.lines]
         if self.flat:
-            return f"{sum(constants):,.0f} B at every {first.name}\nof {count_text(len(self.lines), 'other message')}"
+            return f"{sum(constants):,.0f} B at every B\nof {count_text(len(self.lines), 'other message')}"
         low, high = f"{min(constants):,.0f}", f"{max(constants):,.0f}"
         constant = f"{low} B" if low == high else f"{low} to {high} B"
-        formula = f"{first.slope:,.0f} B × {first.name} + {constant}" if first.exact else "not linear"
+        formula = f"{first.slope:,.0f} B × B + {constant}" if first.exact else "not linear"
         return f"{formula}\n{'; '.join(dict.fromkeys(line.what for line in self.lines))}"
 
 
@@ -108,9 +108,8 @@ def label_axes(ax: Axes, told: Scaling, top: float) -> None:
     ax.set_yticks(ticks, [size_text(round(tick)) for tick in ticks], fontsize=TEXT_PT, color=INK)
     ax.hlines(ticks, 0, right, colors=GRID, linewidth=0.6, zorder=0)
     ax.spines["bottom"].set_bounds(0, right)
-    name = "examples in a batch (B)" if told.name == "B" else told.name
     ax.set_ylabel("payload of a message", fontsize=TEXT_PT, color=INK)
-    canvas.quiet(ax, name, loc="left")
+    canvas.quiet(ax, "examples in a batch (B)", loc="left")
 
 
 def label_lines(ax: Axes, families: Sequence[Family], right: float) -> None:

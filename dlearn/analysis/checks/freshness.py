@@ -8,14 +8,13 @@ knew: which data it had sent or received, and which ranks it had heard of.
 from __future__ import annotations
 
 import zlib
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from dlearn.analysis.checks.grading import Unit, units
 from dlearn.analysis.hanging.hang_words import call_text
-from dlearn.analysis.walking.pieces import replay
+from dlearn.analysis.walking.pieces import Moments, replay
 from dlearn.errors import TrafficError
 from dlearn.events.event import PointToPoint
 from dlearn.join.ends import bytes_of
@@ -136,12 +135,12 @@ def _message(operation: Operation, trace: Trace) -> Sent:
 
 def _replayed(messages: Sequence[Sent]) -> Iterator[tuple[Sent, bool]]:
     """Yield each message twice, when it leaves (False) and arrives (True), without any clock."""
-    own: dict[int, list[tuple[tuple[int, ...], int, bool]]] = defaultdict(list)
-    for place, sent in enumerate(messages):
-        own[sent.src].append(((sent.send.start_ns, sent.send.number), place, False))
-        own[sent.dst].append(((sent.recv.end_ns or 0, sent.recv.number), place, True))
+    moments: list[Moments] = []
+    for sent in messages:
+        leaves, arrival = (sent.send.start_ns, sent.send.number), (sent.recv.end_ns or 0, sent.recv.number)
+        moments.append((sent.src, leaves, sent.dst, arrival))
     left: set[int] = set()
-    for place, arrives in replay(own):
+    for place, arrives in replay(moments):
         if arrives and place not in left:
             early = call_text(messages[place].recv)
             raise TrafficError(f"{early} ended before its data were sent: a damaged trace")

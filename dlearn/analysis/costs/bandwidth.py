@@ -7,10 +7,11 @@ themselves (src/gather.cu, scatter.cu, sendrecv.cu). 1 GB/s is 10^9 bytes in a s
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from statistics import median
 
 import msgspec
+from msgspec.structs import replace
 
 from dlearn.errors import DlearnError
 from dlearn.events.event import Collective
@@ -50,11 +51,6 @@ class Bandwidth(msgspec.Struct, frozen=True, kw_only=True):
         family, share = family_of_op(self.op), (self.ranks - 1) / self.ranks
         factor = 1 if family in _WHOLE else 2 * share if family == "all_reduce" else share
         return self.algorithm_bandwidth * factor
-
-    def __str__(self) -> str:
-        speeds = [speed_text(self.algorithm_bandwidth), speed_text(self.bus_bandwidth)]
-        what = f"{self.op} of {size_text(self.size_bytes)} on {self.ranks} ranks"
-        return f"{what}: {time_text(self.duration_ns)}, algbw {speeds[0]}, busbw {speeds[1]}"
 
 
 class Bandwidths(Answer, frozen=True):
@@ -96,12 +92,13 @@ def bandwidth(operation: Operation) -> Bandwidth:
     # The size is that of the whole, of which ranks give blocks to a gather.
     given = [payload_bytes(end) for end in operation.ends]
     size = sum(given) if family in ("all_gather", "gather") else max(given)
-    return _median((op, ranks, size), [end_ns - operation.transfer_ns])
+    duration_ns = end_ns - operation.transfer_ns
+    return Bandwidth(op=op, ranks=ranks, size_bytes=size, duration_ns=duration_ns)
 
 
 def bandwidths(trace: Trace) -> Bandwidths:
     """Count equal operations, with the median of their times; say why others have no bandwidth."""
-    times: defaultdict[tuple[str, int, int], list[int]] = defaultdict(list)
+    equal: defaultdict[tuple[str, int, int], list[Bandwidth]] = defaultdict(list)
     left_out: Counter[str] = Counter()
     for operation in operations(trace):
         try:
@@ -109,15 +106,12 @@ def bandwidths(trace: Trace) -> Bandwidths:
         except DlearnError as why:
             left_out[str(why)] += 1
         else:
-            times[found.op, found.ranks, found.size_bytes].append(found.duration_ns)
-    items = [_median(key, alike) for key, alike in sorted(times.items())]
+            equal[found.op, found.ranks, found.size_bytes].append(found)
+    items = []
+    for _, group in sorted(equal.items()):
+        middle_ns = round(median(each.duration_ns for each in group))
+        items.append(replace(group[0], duration_ns=middle_ns, count=len(group)))
     return Bandwidths(tuple(items), dict(left_out))
-
-
-def _median(key: tuple[str, int, int], times: Sequence[int]) -> Bandwidth:
-    op, ranks, size = key
-    middle_ns = round(median(times))
-    return Bandwidth(op=op, ranks=ranks, size_bytes=size, duration_ns=middle_ns, count=len(times))
 
 
 def _is_even(all_to_all: Operation) -> bool:

@@ -1,6 +1,6 @@
-"""How each message grows with the batch, or with another size that a job was run with.
+"""How each message grows with the batch.
 
-The same job is recorded once for each size. What is the same message in all runs gets a line: its
+The same job is recorded once for each batch size B. What is the same message in all runs gets a line: its
 payload is constant + slope * B. Slopes are fractions, so a line fits to the byte or not at all.
 """
 
@@ -42,7 +42,6 @@ class ScalingLine(msgspec.Struct, frozen=True, kw_only=True):
 
     between: str
     what: str
-    name: str
     sizes: Sizes
     payload_bytes: tuple[int, ...]
     slope: int | float
@@ -82,22 +81,21 @@ class ScalingLine(msgspec.Struct, frozen=True, kw_only=True):
         if not self.known:
             return "not known: C++ packed it"
         if not self.varies:
-            return f"{_range_text(self.constants)}: does not depend on {self.name}"
+            return f"{_range_text(self.constants)}: does not depend on B"
         if not self.exact:
-            line = f"about {self.constant:,.0f} B + {self.slope:,.1f} B × {self.name}"
+            line = f"about {self.constant:,.0f} B + {self.slope:,.1f} B × B"
             off = f"up to {self.deviation_bytes:,.0f} B off"
-            return f"not linear in {self.name}: {line}, and {off}"
-        few = f" (two sizes always lie on a line: add a third {self.name})"
+            return f"not linear in B: {line}, and {off}"
+        few = " (two sizes always lie on a line: add a third B)"
         sure = ", exactly" if len(self.sizes) > 2 else few
         slope = f"{_number(self.slope)} B"
-        line = f"{_range_text(self.constants)} + {slope} × {self.name}{sure}"
-        return line if not self.factors else f"{line}: {self.factors} = {slope} {_each(self.name)}"
+        line = f"{_range_text(self.constants)} + {slope} × B{sure}"
+        return line if not self.factors else f"{line}: {self.factors} = {slope} for each example"
 
 
 class Scaling(Answer, frozen=True, kw_only=True):
     """Every message of one iteration with its line, in the order of sending."""
 
-    name: str
     sizes: Sizes
     lines: tuple[ScalingLine, ...]
 
@@ -117,13 +115,13 @@ class Scaling(Answer, frozen=True, kw_only=True):
         count, growing = count_text(len(self.lines), "message"), self.growing
         if not growing:
             total = _range_text(self.payload_bytes)
-            return f"No message depends on {self.name}: {count}, {total} at every size"
+            return f"No message depends on B: {count}, {total} at every size"
         grow = "grows" if len(growing) == 1 else "grow"
-        text = f"{len(growing)} of {count} {grow} with {self.name}"
+        text = f"{len(growing)} of {count} {grow} with B"
         if not all(line.exact for line in growing):
             return f"{text}, and not all of them linearly"
         slope = sum(line.slope for line in growing)
-        return f"{text}: {_number(slope)} B {_each(self.name)}"
+        return f"{text}: {_number(slope)} B for each example"
 
     def paragraphs(self) -> Iterator[Paragraph]:
         """Give each message that grows a sentence, the others one together, and all a table."""
@@ -135,14 +133,20 @@ class Scaling(Answer, frozen=True, kw_only=True):
         if rest and self.growing:
             does = "does" if len(rest) == 1 else "do"
             others = f"The other {count_text(len(rest), 'message')} {does}"
-            yield f"{others} not depend on {self.name}: {_range_text(_sums(rest))}."
+            yield f"{others} not depend on B: {_range_text(_sums(rest))}."
         yield ""
-        head = ["message", *(f"{self.name} = {size:,}" for size in self.sizes), "slope"]
-        yield Table([head, *map(_row, self.lines)])
+        rows = [["message", *(f"B = {size:,}" for size in self.sizes), "slope"]]
+        for line in self.lines:
+            cells = ["?"] * (len(line.sizes) + 1)
+            if line.known:
+                about = "" if line.exact else "~"
+                cells = [*(f"{each:,} B" for each in line.payload_bytes), about + _number(line.slope)]
+            rows.append([f"{line.between}: {line.what}", *cells])
+        yield Table(rows)
 
 
-def scaling(runs: Mapping[int, Trace], *, name: str = "B") -> Scaling:
-    """Find how each message depends on a size: `scaling({1: trace, 8: trace, 32: trace})`.
+def scaling(runs: Mapping[int, Trace]) -> Scaling:
+    """Find how each message depends on the batch: `scaling({1: trace, 8: trace, 32: trace})`.
 
     What is compared is the last iteration over RPC, else the last span "step ...", else all of each
     trace. Raises DlearnError for fewer than two sizes, and where a message of one run has none in
@@ -153,22 +157,22 @@ def scaling(runs: Mapping[int, Trace], *, name: str = "B") -> Scaling:
     found = {size: _messages(runs[size]) for size in sizes}
     for size in sizes:
         if not found[size]:
-            run = f"the run with {name} = {size:,}"
+            run = f"the run with B = {size:,}"
             raise DlearnError(f"no message is known in {run}: there is nothing to compare.")
     for size, other in permutations(sizes, 2):
         for (src, dst, op, before), message in found[size].items():
             if (src, dst, op, before) not in found[other]:
                 between = f"from {runs[size].label(src)} to {runs[size].label(dst)}"
                 raise DlearnError(
-                    f"the run with {name} = {size:,} has {op} #{before + 1} {between}"
-                    f" ({message.what}), and that with {name} = {other:,} has none:"
+                    f"the run with B = {size:,} has {op} #{before + 1} {between}"
+                    f" ({message.what}), and that with B = {other:,} has none:"
                     " scaling compares runs of the same job."
                 )
     lines = []
     for key in found[sizes[0]]:
         between = " -> ".join(map(runs[sizes[0]].label, key[:2]))
-        lines.append(_line(between, [found[size][key] for size in sizes], sizes, name))
-    return Scaling(name=name, sizes=sizes, lines=tuple(lines))
+        lines.append(_line(between, [found[size][key] for size in sizes], sizes))
+    return Scaling(sizes=sizes, lines=tuple(lines))
 
 
 def _check(runs: Mapping[int, Trace]) -> None:
@@ -198,18 +202,17 @@ def _messages(trace: Trace) -> dict[Key, Message]:
     return found
 
 
-def _line(between: str, same: Sequence[Message], sizes: Sizes, name: str) -> ScalingLine:
+def _line(between: str, same: Sequence[Message], sizes: Sizes) -> ScalingLine:
     over_rpc = any(each.operation.exchange is not None for each in same)
     payloads = [each.payload_bytes or 0 for each in same]
     # What RPC packs around the tensors is no part of the line; a collective's message is all data.
     data = [bytes_of(each.tensors) for each in same] if over_rpc else payloads
     slope = Fraction(data[-1] - data[0], sizes[-1] - sizes[0])
     points = zip(sizes, data, strict=True)
-    what, factors = _shapes(same, sizes, name, slope)
+    what, factors = _shapes(same, sizes, slope)
     return ScalingLine(
         between=between,
         what=what,
-        name=name,
         sizes=sizes,
         payload_bytes=tuple(payloads),
         slope=slope.numerator if slope.denominator == 1 else float(slope),
@@ -222,7 +225,7 @@ def _line(between: str, same: Sequence[Message], sizes: Sizes, name: str) -> Sca
 # Words --------------------------------------------------------------------------------------------
 
 
-def _shapes(same: Sequence[Message], sizes: Sizes, name: str, slope: Fraction) -> list[str]:
+def _shapes(same: Sequence[Message], sizes: Sizes, slope: Fraction) -> list[str]:
     """Say what travels, as in "gradient float32[B, 8, 16]", and which factors make the slope.
 
     The factors are empty where the shapes do not make it, as of a sparse or an expanded tensor.
@@ -234,11 +237,11 @@ def _shapes(same: Sequence[Message], sizes: Sizes, name: str, slope: Fraction) -
     for tensors in zip(*carried, strict=True):
         dimensions = []
         for column in zip(*(each.shape for each in tensors), strict=True):
-            varying = name if column == sizes else "…"
+            varying = "B" if column == sizes else "…"
             dimensions.append(str(column[0]) if len(set(column)) == 1 else varying)
         texts.append(tensor_text(tensors[0], dimensions))
-        if name in dimensions and tensors[-1].logical_bytes:
-            factors.append(_product(tensors[-1], dimensions.index(name)))
+        if "B" in dimensions and tensors[-1].logical_bytes:
+            factors.append(_product(tensors[-1], dimensions.index("B")))
             bytes_for_one += tensors[-1].logical_bytes // sizes[-1]
     what = same[0].describe(tensors=first_few(texts, TENSORS_NAMED))
     return [what, " + ".join(factors) if bytes_for_one == slope else ""]
@@ -255,20 +258,8 @@ def _product(tensor: TensorInfo, axis: int) -> str:
     return " × ".join(parts)
 
 
-def _row(line: ScalingLine) -> list[str]:
-    message = f"{line.between}: {line.what}"
-    if not line.known:
-        return [message, *("?" for _ in line.sizes), "?"]
-    about = "" if line.exact else "~"
-    return [message, *(f"{each:,} B" for each in line.payload_bytes), about + _number(line.slope)]
-
-
 def _sums(lines: Sequence[ScalingLine]) -> tuple[int, ...]:
     return tuple(map(sum, zip(*(line.payload_bytes for line in lines), strict=True)))
-
-
-def _each(name: str) -> str:
-    return "for each example" if name == "B" else f"for each of {name}"
 
 
 def _number(value: int | float) -> str:

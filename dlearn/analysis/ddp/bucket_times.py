@@ -214,11 +214,10 @@ def bucket_times(trace: Trace) -> BucketTimes:
     # By rank, its graph task, model and bucket.
     calls: dict[tuple[int, int | None, int, int], Calls] = defaultdict(list)
     for operation in carrying:
-        bucket = operation.bucket
-        for end in operation.ends if bucket is not None else ():
-            if bucket is not None and isinstance(end, Collective):
-                key = end.rank, end.backward, bucket.model, bucket.index
-                calls[key].append((operation, end))
+        for end in operation.ends:
+            if operation.bucket is not None and isinstance(end, Collective):
+                model, index = operation.bucket.model, operation.bucket.index
+                calls[end.rank, end.backward, model, index].append((operation, end))
     reported: dict[tuple[int, int], list[Bucket]] = defaultdict(list)
     for event in trace.whole.of(Bucket):
         reported[event.rank, event.model].append(event)

@@ -89,10 +89,6 @@ class RunSteps(Answer, frozen=True):
         return [step.title for step in self.steps]
 
     @property
-    def cells(self) -> list[dict[int, StepOnRank]]:
-        return [step.cells for step in self.steps]
-
-    @property
     def lengths_ns(self) -> list[int]:
         """Return the lengths of all steps that every rank has finished."""
         return [step.length_ns for step in self.steps if step.length_ns is not None]

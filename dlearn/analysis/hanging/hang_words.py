@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from dlearn.analysis.hanging.roots import ring_from, waits_of
 from dlearn.analysis.hanging.stuck import Hang, Pace, came_out, group_of, inside, places, refusals
 from dlearn.events.event import Collective
 from dlearn.events.mpi_facts import OtherMpiCall
@@ -82,21 +83,14 @@ def _without_outer_calls(found: Sequence[Hang]) -> list[Hang]:
 
 def _circle(first: Hang, rest: Sequence[Hang]) -> list[Hang]:
     """Return hangs of one rank each, every one waiting for the next, the last for the first."""
-    circle = [first]
-    while len(circle) <= len(rest) + 1 and _is_for_one(circle[-1]):
-        (missing,) = circle[-1].operation.missing
-        if missing == first.waiting[0]:
-            return sorted(circle, key=lambda hang: hang.waiting) if len(circle) > 1 else []
-        following = (each for each in rest if each.waiting == (missing,) and _is_for_one(each))
-        hang = next(following, None)
-        if hang is None or hang in circle:
-            return []
-        circle.append(hang)
-    return []
-
-
-def _is_for_one(hang: Hang) -> bool:
-    return len(hang.waiting) == 1 and len(hang.operation.missing) == 1
+    every = (first, *rest)
+    single = [each for each in every if len(each.waiting) == len(each.operation.missing) == 1]
+    if not single or single[0] is not first:
+        return []
+    calls = {id(wait.operation) for wait in ring_from(first.waiting[0], waits_of(single))}
+    circle = [each for each in single if id(each.operation) in calls]
+    is_circle = len(circle) > 1 and id(first.operation) in calls
+    return sorted(circle, key=lambda hang: hang.waiting) if is_circle else []
 
 
 def _circle_sentence(circle: Sequence[Hang], trace: Trace) -> str:
@@ -227,14 +221,16 @@ def why_missing(
 def why_stuck(operation: Operation, trace: Trace) -> str:
     """Say why a call does not end that no rank is known to have missed."""
     if operation.misfit is not None:
-        return operation.problem + sites_text(operation, trace) + _makers_text(operation, trace)
+        texts = operation.problem, called_at(operation, trace), _makers_text(operation, trace)
+        return "; ".join(filter(None, texts))
     if out := came_out(operation, trace):
         return f"{trace.labels.listed(out)} came out of it"
     if operation.unseen:
         return _why_unseen(operation, trace)
     if operation.sender is None and operation.op == "recv":
         return "no message has come for it, from any rank"
-    return "all ranks called it, and it does not end" + _makers_text(operation, trace)
+    texts = "all ranks called it, and it does not end", _makers_text(operation, trace)
+    return "; ".join(filter(None, texts))
 
 
 def _why_unseen(operation: Operation, trace: Trace) -> str:
@@ -249,14 +245,11 @@ def _why_unseen(operation: Operation, trace: Trace) -> str:
     return f"{who} made other MPI calls, which are not read: one of them may be the call to match"
 
 
-def sites_text(operation: Operation, trace: Trace) -> str:
-    """Return "; rank 0 called broadcast at a.py:5, rank 1 all_reduce at a.py:7", or nothing."""
-    text = called_at(operation, trace)
-    return f"; {text}" if text else ""
-
-
 def called_at(operation: Operation, trace: Trace, call: str = "") -> str:
-    """Say which rank called it at which line, if at different ones. `call` names it, else its op."""
+    """Write "rank 0 called broadcast at a.py:5, rank 1 all_reduce at a.py:7"; "" of one line.
+
+    `call` names the operation, else its op.
+    """
     ends = [end for end in operation.ends if end.site]
     if len({end.site for end in ends}) < 2:
         return ""
@@ -276,7 +269,7 @@ def _makers_text(operation: Operation, trace: Trace) -> str:
     first, *others = ends
     texts = [f"{trace.label(first.rank)} called it {_maker(first)}"]
     texts += [f"{trace.label(end.rank)} {_maker(end)}" for end in others]
-    return f"; {first_few(texts, _NAMES_LISTED)}"
+    return first_few(texts, _NAMES_LISTED)
 
 
 def _maker(end: Collective) -> str:

@@ -12,7 +12,7 @@ order of calls, not seen.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Literal
 
 import msgspec
@@ -71,16 +71,22 @@ def roots(trace: Trace) -> tuple[Root, ...]:
 
 def deadlock(trace: Trace) -> Chain:
     """Find a shortest ring of ranks that wait for each other to make a call; empty where there is none."""
-    waits: dict[int, dict[int, WaitsFor]] = {}
-    for hang in hangs(trace):
-        for rank in hang.waiting:
-            for other in hang.operation.missing:
-                waits.setdefault(rank, {}).setdefault(other, WaitsFor(rank, hang.operation, other))
-    rings = [ring for rank in sorted(waits) if (ring := _ring_from(rank, waits))]
+    waits = waits_of(hangs(trace))
+    rings = [ring for rank in sorted(waits) if (ring := ring_from(rank, waits))]
     return min(rings, key=len, default=())
 
 
-def _ring_from(start: int, waits: dict[int, dict[int, WaitsFor]]) -> Chain:
+def waits_of(found: Iterable[Hang]) -> dict[int, dict[int, WaitsFor]]:
+    """Return the first call in which a rank waits for another one that has not made it, by both."""
+    waits: dict[int, dict[int, WaitsFor]] = {}
+    for hang in found:
+        for rank in hang.waiting:
+            for other in hang.operation.missing:
+                waits.setdefault(rank, {}).setdefault(other, WaitsFor(rank, hang.operation, other))
+    return waits
+
+
+def ring_from(start: int, waits: dict[int, dict[int, WaitsFor]]) -> Chain:
     """Return the shortest path through others' waits back to `start`, by breadth-first search."""
     paths: dict[int, Chain] = {start: ()}
     ahead = [start]

@@ -235,24 +235,17 @@ def _may_be_wrong(one: Operation) -> bool:
 
 
 def _why(operation: Operation, calls: Sequence[Collective], summed: set[tuple[str, int]]) -> Suspicion | None:
+    """Say what is suspicious; note each sum of different data by group and size in `summed`."""
     if operation.misfit is not None:
         return "calls"
-    if operation.op == "all_reduce" and _is_summed_again(operation, calls, summed):
-        return "data"
+    if operation.op == "all_reduce" and calls[0].checksum is not None:
+        sums = {call.checksum for call in calls}
+        key = (operation.group.name, sum(tensor.logical_bytes for tensor in calls[0].inputs))
+        if len(sums) == 1 and key in summed:
+            return "data"
+        if len(sums) > 1 and None not in sums:
+            summed.add(key)
     if operation.op in _ROOTED or len({call.site for call in calls}) == 1:
         return None
     of_the_program = not any(call.launcher or call.role or call.thread or not call.site for call in calls)
     return "sites" if of_the_program else None
-
-
-def _is_summed_again(operation: Operation, calls: Sequence[Collective], summed: set[tuple[str, int]]) -> bool:
-    """Note each sum of different data by group and size in `summed`; return whether this repeats one."""
-    if calls[0].checksum is None:
-        return False
-    sums = {call.checksum for call in calls}
-    key = (operation.group.name, sum(tensor.logical_bytes for tensor in calls[0].inputs))
-    if len(sums) == 1:
-        return key in summed
-    if None not in sums:
-        summed.add(key)
-    return False

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dlearn.errors import optional
-from dlearn.join.autograd_graph import AutogradGraph, Edge, Key, Node, join_graph
+from dlearn.join.autograd_graph import AutogradGraph, Edge, Key, join_graph
 from dlearn.shown import size_text
 from dlearn.trace import Trace
 
@@ -43,10 +43,11 @@ def autograd_graph(trace: Trace, context: int | None = None) -> networkx.DiGraph
             timed_by=node.timed_by,
         )
     for edge in joined.edges:
-        graph.add_edge(label(edge.src), label(edge.dst), kind=edge.kind)
+        sent: dict[str, object] = {}
         if edge.kind == "wire":
             shape = edge.tensors[0].shape if edge.tensors else None
-            graph.edges[label(edge.src), label(edge.dst)].update(bytes=edge.payload_bytes, shape=shape)
+            sent = {"bytes": edge.payload_bytes, "shape": shape}
+        graph.add_edge(label(edge.src), label(edge.dst), kind=edge.kind, **sent)
     return graph
 
 
@@ -66,11 +67,11 @@ def graph_finding(graph: AutogradGraph) -> str:
 
 def condense(graph: AutogradGraph) -> AutogradGraph:
     """Merge each node into the only one that leads to it, on its worker; crossings stay as they are."""
-    nodes = {node.key: node for node in graph.nodes}
+    crossing = {node.key for node in graph.nodes if node.short in ("send", "recv")}
     ways = Counter(edge.dst for edge in graph.edges)
     into: dict[Key, Key] = {}
     for edge in graph.edges:
-        if ways[edge.dst] == 1 and edge.kind == "local" and not _crosses(nodes[edge.src]) | _crosses(nodes[edge.dst]):
+        if ways[edge.dst] == 1 and edge.kind == "local" and not crossing & {edge.src, edge.dst}:
             into[edge.dst] = edge.src
 
     def home(key: Key) -> Key:
@@ -78,7 +79,7 @@ def condense(graph: AutogradGraph) -> AutogradGraph:
             key = into[key]
         return key
 
-    sizes = Counter(home(key) for key in nodes)
+    sizes = Counter(home(node.key) for node in graph.nodes)
     kept = [
         replace(node, name=f"{node.short} (+{sizes[node.key] - 1})") if sizes[node.key] > 1 else node
         for node in graph.nodes
@@ -87,7 +88,3 @@ def condense(graph: AutogradGraph) -> AutogradGraph:
     ends = {(home(edge.src), home(edge.dst)): edge for edge in graph.edges}
     edges = [Edge(src, dst, edge.kind, edge.tensors) for (src, dst), edge in ends.items() if src != dst]
     return AutogradGraph(graph.context, tuple(kept), tuple(edges), graph.problems)
-
-
-def _crosses(node: Node) -> bool:
-    return node.short in ("send", "recv")

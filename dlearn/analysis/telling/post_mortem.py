@@ -7,7 +7,7 @@ import signal
 from collections import defaultdict
 from collections.abc import Iterable
 
-from dlearn.analysis.hanging.hang_words import call_text, called_at, pace_text, sites_text, tell, whereabouts
+from dlearn.analysis.hanging.hang_words import call_text, called_at, pace_text, tell, whereabouts
 from dlearn.analysis.hanging.roots import Root, Victim, WaitsFor, deadlock, follows_from, roots, victims
 from dlearn.analysis.hanging.stuck import Mismatch, came_out, exit_text, hangs, mismatches, pace
 from dlearn.events.process import Process
@@ -155,8 +155,8 @@ def _mismatch_sentence(mismatch: Mismatch, times: int, trace: Trace) -> str:
     again = f" (and {times - 1:,} more from there)" if times > 1 else ""
     call = f"{operation.op} #{operation.seq}{again}"
     if mismatch.why == "calls":
-        sites = sites_text(operation, trace)
-        return f"{call} went through, and {operation.misfit}: its results mean nothing{sites}"
+        text = f"{call} went through, and {operation.misfit}: its results mean nothing"
+        return "; ".join(filter(None, (text, called_at(operation, trace))))
     if mismatch.why == "sites":
         where = called_at(operation, trace, call)
         return f"{where}; if these were not to meet, its result is wrong"

@@ -77,9 +77,11 @@ def _timed_sums(one: Operation, leaves: Operations, places: np.ndarray) -> list[
     """Return `sums_of` one of a class; of each, when its first message is sent and the last received, in ns."""
     if leaves.table.is_call[leaves.rows[places[0]]]:
         found = messages_of(one)
-        return [
-            (PairSum(m.src, m.dst, m.how, m.payload_bytes, 1), _time(m.sent_ns), _time(m.received_ns)) for m in found
-        ]
+        timed = []
+        for m in found:
+            times = [NONE if at_ns is None else at_ns for at_ns in (m.sent_ns, m.received_ns)]
+            timed.append((PairSum(m.src, m.dst, m.how, m.payload_bytes, 1), *np.array(times)[:, None]))
+        return timed
     transfer_ns, end_ns, starts_ns, ends_ns = leaves.times(places)
     none = np.full(len(places), NONE)
     if one.sender is not None:
@@ -92,32 +94,27 @@ def _timed_sums(one: Operation, leaves: Operations, places: np.ndarray) -> list[
     return [(pair, sent_ns, received_ns) for pair in sums_of(one)]
 
 
-def _time(at_ns: int | None) -> np.ndarray:
-    return np.array([NONE if at_ns is None else at_ns])
-
-
 def flows(messages: Iterable[Message], *, by_step: bool) -> tuple[Flow, ...]:
     """Join all messages of one operation between the same two ranks, or only those of one step."""
     groups: dict[Hashable, list[Message]] = defaultdict(list)
     for message in messages:
         step = message.step if by_step else 0
         groups[id(message.operation), message.src, message.dst, step].append(message)
-    return tuple(_flow(group, step=group[0].step if by_step else 0) for group in groups.values())
-
-
-def _flow(group: list[Message], *, step: int) -> Flow:
-    first = group[0]
-    sent = [message.sent_ns for message in group if message.sent_ns is not None]
-    received = [message.received_ns for message in group if message.received_ns is not None]
-    sizes = [message.payload_bytes for message in group]
-    return Flow(
-        src=first.src,
-        dst=first.dst,
-        operation=first.operation,
-        payload_bytes=None if None in sizes else sum(size or 0 for size in sizes),
-        count=len(group),
-        how=first.how,
-        step=step,
-        sent_ns=min(sent, default=None),
-        received_ns=max(received, default=None),
-    )
+    joined = []
+    for group in groups.values():
+        first, sizes = group[0], [message.payload_bytes for message in group]
+        sent = [message.sent_ns for message in group if message.sent_ns is not None]
+        received = [message.received_ns for message in group if message.received_ns is not None]
+        flow = Flow(
+            src=first.src,
+            dst=first.dst,
+            operation=first.operation,
+            payload_bytes=None if None in sizes else sum(size or 0 for size in sizes),
+            count=len(group),
+            how=first.how,
+            step=first.step if by_step else 0,
+            sent_ns=min(sent, default=None),
+            received_ns=max(received, default=None),
+        )
+        joined.append(flow)
+    return tuple(joined)

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Iterator
+from itertools import chain
 
 from dlearn.join.tables.message_table import Message, Messages
 
@@ -15,10 +16,11 @@ FIELDS = ("from", "to", "payload_bytes", "op", "what", "how", "confirmed", "sent
 
 def text_lines(found: Messages) -> Iterator[str]:
     """Yield a line a message, in the order of sending; then how many they are, and what is not explained."""
-    widths = [0] * len(found.head)
-    for row in _rows(found):
+    # The rows are made twice: there may be a million.
+    widths = [*map(len, found.head)]
+    for row in found.table_rows(found):
         widths = [max(width, len(cell)) for width, cell in zip(widths, row, strict=True)]
-    for src, dst, size, sent, *texts, what in _rows(found):
+    for src, dst, size, sent, *texts, what in chain([found.head], found.table_rows(found)):
         cells = [src.ljust(widths[0]), dst.ljust(widths[1]), size.rjust(widths[2]), sent.rjust(widths[3])]
         cells += [text.ljust(width) for text, width in zip(texts, widths[4:-1], strict=True)]
         yield "  ".join([*cells, what]).rstrip()
@@ -33,9 +35,13 @@ def text_lines(found: Messages) -> Iterator[str]:
 
 def csv_lines(found: Messages) -> Iterator[str]:
     """Yield a head, then a line a message."""
-    yield _csv(FIELDS)
-    for message in found:
-        yield _csv(_values(found, message))
+    line = io.StringIO()
+    writer = csv.writer(line, lineterminator="")
+    for values in chain([FIELDS], (_values(found, message) for message in found)):
+        writer.writerow(values)
+        yield line.getvalue()
+        line.seek(0)
+        line.truncate()
 
 
 def json_lines(found: Messages) -> Iterator[str]:
@@ -48,19 +54,7 @@ def json_lines(found: Messages) -> Iterator[str]:
     yield "]"
 
 
-def _rows(found: Messages) -> Iterator[tuple[str, ...]]:
-    """Yield the head and the rows, made anew each time: there may be a million."""
-    yield found.head
-    yield from found.table_rows(found)
-
-
 def _values(found: Messages, message: Message) -> tuple[str | int | None, ...]:
     src, dst = found.labels[message.src], found.labels[message.dst]
     size, times = message.payload_bytes, (message.sent_ns, message.received_ns)
     return src, dst, size, message.op, message.what, message.how, message.confirmed, *times
-
-
-def _csv(values: tuple[str | int | None, ...]) -> str:
-    line = io.StringIO()
-    csv.writer(line, lineterminator="").writerow(values)
-    return line.getvalue()

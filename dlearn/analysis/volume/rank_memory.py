@@ -92,5 +92,4 @@ def rank_memory(trace: Trace) -> RankMemory:
     held: dict[int, list[MemoryHeld]] = {}
     for event in trace.of(MemoryHeld):
         held.setdefault(event.rank, []).append(event)
-    labels = RankNames({rank: trace.label(rank) for rank in held})
-    return RankMemory({rank: tuple(each) for rank, each in sorted(held.items())}, labels)
+    return RankMemory({rank: tuple(each) for rank, each in sorted(held.items())}, trace.labels)

@@ -177,7 +177,11 @@ class Reconciliation(Answer, frozen=True, kw_only=True):
             yield self.sentence
             return
         table = self.rows()
-        title = f"Bytes on the wire ({_framing(self.whole)} included):"
+        over_rpc = {pair.group == RPC for pair in self.whole.pairs}
+        framing = ["framing of 96 B a message and 48 B back"] if False in over_rpc else []
+        if True in over_rpc:
+            framing.append(f"framing of {MESSAGE_BYTES} B a message and more for tensors")
+        title = f"Bytes on the wire ({' and, for RPC, '.join(framing)} included):"
         yield Table(table, names=table[0].index("payload"), title=title)
         yield from self.sentences()
 
@@ -326,14 +330,6 @@ def _single_operations(ledger: Ledger) -> Iterator[WirePart]:
 def _part(what: str, stretches: Sequence[Stretch], ledger: Ledger) -> WirePart:
     pairs, unexplained = ledger.pairs(stretches)
     return WirePart(what=what, pairs=tuple(pairs), note="; ".join([*_not_predicted(unexplained), *_residues(pairs)]))
-
-
-def _framing(part: WirePart) -> str:
-    by_rpc = {pair.group == RPC for pair in part.pairs}
-    texts = ["framing of 96 B a message and 48 B back"] if False in by_rpc else []
-    if True in by_rpc:
-        texts.append(f"framing of {MESSAGE_BYTES} B a message and more for tensors")
-    return " and, for RPC, ".join(texts)
 
 
 def _size(size: int | None, unit: str = " B") -> str:

@@ -58,25 +58,17 @@ class Topology(Answer, frozen=True):
         pairs = pairwise((*ring.order, ring.order[0]))
         return [(src, dst) for src, dst in pairs if host_of.get(src) != host_of.get(dst)]
 
-    def sent(self, op: str, payload_bytes: int, *, root: int = 0) -> dict[tuple[int, int], int]:
-        """Predict the bytes from each rank to each in one collective of these rings; empty where it runs on none.
+    def sent(self, op: str, payload_bytes: int) -> dict[tuple[int, int], int]:
+        """Predict the bytes from each rank to each in a collective of these rings, to which one rank gives so many.
 
-        `payload_bytes` is what one rank gives; of a broadcast what its `root` (a rank in the group) gives.
+        Empty where it runs on none; its root is the group's rank 0.
         """
         given = TensorInfo((payload_bytes,), "uint8", "cuda", payload_bytes, payload_bytes)
-        call = Collective(number=0, start_ns=0, op=op, group=self.group.name, seq=1, inputs=(given,), root=root)
+        call = Collective(number=0, start_ns=0, op=op, group=self.group.name, seq=1, inputs=(given,), root=0)
         members = self.group.members
         assert self.group.wiring is not None
         schedule = nccl_rings.schedule_of(call, len(members), self.group.wiring)
         return {(members[src], members[dst]): size for (src, dst), size in schedule.bytes_by_pair.items()}
-
-    def between_hosts(self, sent: dict[tuple[int, int], int]) -> dict[tuple[str, str], int]:
-        """Sum up these bytes from each host to each other."""
-        host_of, sums = self.host_of, Counter[tuple[str, str]]()
-        for (src, dst), size in sent.items():
-            if host_of.get(src) != host_of.get(dst):
-                sums[host_of.get(src, "?"), host_of.get(dst, "?")] += size
-        return dict(sums)
 
     @property
     def sentences(self) -> list[str]:
@@ -134,8 +126,8 @@ def topology(trace: Trace, *, group: str | None = None) -> Topology | None:
 def topologies(trace: Trace) -> list[Topology]:
     """Return how NCCL wired each group in its log, the largest first."""
     groups = {id(each.wiring): each for each in join_groups(trace.processes).values() if each.wiring is not None}
-    wired = sorted(groups.values(), key=lambda each: -len(each.members))
-    return [_topology(trace, group, group.wiring) for group in wired if group.wiring is not None]
+    found = [_topology(trace, group, group.wiring) for group in groups.values() if group.wiring]
+    return sorted(found, key=lambda each: -len(each.group.members))
 
 
 def _topology(trace: Trace, group: Group, wiring: Wiring) -> Topology:
@@ -152,13 +144,6 @@ def _topology(trace: Trace, group: Group, wiring: Wiring) -> Topology:
         vias, cards = map(dict.fromkeys, zip(*found, strict=True))
         edges.append(LinkSum(*ends, len(found), tuple(vias), tuple(sorted(filter(None, cards)))))
     rings = [Ring(tuple(map(members.__getitem__, ring.order)), ring.channels) for ring in wiring.rings]
-    return Topology(
-        group,
-        trace.labels,
-        {host: tuple(ranks) for host, ranks in hosts.items()},
-        tuple(edges),
-        tuple(rings),
-        wiring.channels,
-        wiring.choices,
-        wiring.switch,
-    )
+    ranks_of = {host: tuple(ranks) for host, ranks in hosts.items()}
+    facts = wiring.channels, wiring.choices, wiring.switch
+    return Topology(group, trace.labels, ranks_of, tuple(edges), tuple(rings), *facts)

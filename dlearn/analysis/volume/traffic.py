@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+from itertools import chain
 from typing import TYPE_CHECKING, Literal
 
 from dlearn.errors import optional
@@ -189,12 +190,10 @@ def traffic_of(asked: Iterable[Operation], trace: Trace) -> Traffic:
             # Messages without data weigh by their number.
             by_edge_and_how[edge][how] += size or times * count
             by_edge_and_op[edge][one.op] += size or times * count
-    ranks, labels = _sides(trace, sizes)
-    labels.update(_sides(trace, never_came)[1])
     ops = {edge: weights.most_common(1)[0][0] for edge, weights in by_edge_and_op.items()}
     return Traffic(
-        ranks,
-        labels,
+        _ranks(trace, sizes),
+        trace.labels,
         dict(sizes),
         dict(counts),
         dict(by_how),
@@ -233,7 +232,8 @@ def predicted_traffic(trace: Trace) -> WireTraffic:
             sizes[pair] += times * size
         if reason is not None:
             not_predicted[reason] += times
-    return WireTraffic(*_sides(trace, sizes), "predicted", dict(sizes), dict(not_predicted))
+    ranks = _ranks(trace, sizes)
+    return WireTraffic(ranks, trace.labels, "predicted", dict(sizes), dict(not_predicted))
 
 
 @once
@@ -250,8 +250,9 @@ def measured_traffic(trace: Trace) -> WireTraffic:
         sizes[pair.src, pair.dst] += pair.measured_bytes
         observer += pair.observer_bytes
     if why:
-        return WireTraffic(*_sides(trace, ()), "measured", {}, {}, why)
-    return WireTraffic(*_sides(trace, sizes), "measured", dict(sizes), {}, observer_bytes=observer)
+        return WireTraffic(_ranks(trace, ()), trace.labels, "measured", {}, {}, why)
+    ranks = _ranks(trace, sizes)
+    return WireTraffic(ranks, trace.labels, "measured", dict(sizes), {}, "", observer)
 
 
 def _why_not_exactly(trace: Trace) -> str:
@@ -268,6 +269,5 @@ def _why_not_exactly(trace: Trace) -> str:
     return counted_together(trace, ledger)
 
 
-def _sides(trace: Trace, pairs: Iterable[Edge]) -> tuple[tuple[int, ...], RankNames]:
-    ranks = tuple(sorted({*trace.ranks, *(rank for pair in pairs for rank in pair)}))
-    return ranks, RankNames((rank, trace.label(rank)) for rank in ranks)
+def _ranks(trace: Trace, pairs: Iterable[Edge]) -> tuple[int, ...]:
+    return tuple(sorted({*trace.ranks, *chain.from_iterable(pairs)}))

@@ -120,7 +120,6 @@ BUCKETS = "Buckets of gradients"
 _MOST_STEPS = 120
 """Where there would be more gradients, a step is the last one of a bucket."""
 _Names = dict[tuple[int, int], tuple[int, str]]
-"""(model, index) of a bucket -> its place on the board, and what it is called there."""
 
 
 def gradients(trace: Trace, messages: Sequence[Message]) -> WalkSource:
@@ -128,7 +127,13 @@ def gradients(trace: Trace, messages: Sequence[Message]) -> WalkSource:
     source = WalkSource()
     found = [each for each in bucket_times(trace).items if each.ready]
     every = sum(len(each.ready) for each in found) <= _MOST_STEPS
-    names = _names(trace)
+    # (model, index) of a bucket -> its place on the board, and what it is called there.
+    names: _Names = {}
+    keys = sorted({(each.model, each.index) for each in trace.whole.of(Bucket)})
+    several = len({model for model, _ in keys}) > 1
+    for place, (model, index) in enumerate(keys):
+        name = f"model {model}, bucket {index}" if several else f"bucket {index}"
+        names[model, index] = place, name
     for each in found:
         source.steps += _filling(each, trace, names, every=every)
     source.changes.update(_travelling(messages, names))
@@ -137,13 +142,6 @@ def gradients(trace: Trace, messages: Sequence[Message]) -> WalkSource:
         if source.steps and not every:
             source.notes.append("A step is the last gradient of a bucket; the others before it are not steps.")
     return source
-
-
-def _names(trace: Trace) -> _Names:
-    keys = sorted({(each.model, each.index) for each in trace.whole.of(Bucket)})
-    if len({model for model, _ in keys}) > 1:
-        return {key: (place, "model {}, bucket {}".format(*key)) for place, key in enumerate(keys)}
-    return {key: (place, f"bucket {key[1]}") for place, key in enumerate(keys)}
 
 
 def _filling(bucket: BucketTime, trace: Trace, names: _Names, *, every: bool) -> list[Step]:

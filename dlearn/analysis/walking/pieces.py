@@ -11,7 +11,7 @@ Only operations that are known in full from their beginning are replayed: one un
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from itertools import count, pairwise
 
 from dlearn.analysis.walking.steps import Board, Change, WalkSource
@@ -159,7 +159,13 @@ def _title(operation: Operation, size: str, taken: set[str]) -> str:
 def _carried(messages: Sequence[Message], cuts: Sequence[int], begin: Holding) -> list[dict[int, int]]:
     """Return what each message can hold: all that its sender had then, of the pieces that it carries."""
     holds, carried = dict(begin), [dict[int, int]() for _ in messages]
-    for place, arrives in _order(messages):
+    moments: list[Moments] = []
+    for message in messages:
+        left = _moment(message)
+        arrived = left if message.how == "derived" else message.received_ns
+        arrival = None if arrived is None else (arrived,)
+        moments.append((message.src, (left,), message.dst, arrival))
+    for place, arrives in replay(moments):
         message = messages[place]
         if arrives:
             for piece, mask in carried[place].items():
@@ -171,31 +177,27 @@ def _carried(messages: Sequence[Message], cuts: Sequence[int], begin: Holding) -
     return carried
 
 
-def _order(messages: Sequence[Message]) -> Iterator[tuple[int, bool]]:
-    """Yield the place of each message when it leaves and when it arrives, by the clock of each rank."""
-    own: dict[int, list[tuple[tuple[int, bool, int], int, bool]]] = defaultdict(list)
-    for place, message in enumerate(messages):
-        left = _moment(message)
-        arrived = left if message.how == "derived" else message.received_ns
-        own[message.src].append(((left, False, place), place, False))
-        if arrived is not None:
-            own[message.dst].append(((arrived, True, place), place, True))
-    yield from replay(own)
+Moments = tuple[int, tuple[int, ...], int, tuple[int, ...] | None]
+"""A message's sender and when it leaves, its receiver and when it arrives (None: not seen), by their own clocks."""
 
 
-def replay(own: Mapping[int, Iterable[tuple[tuple[int, ...], int, bool]]]) -> Iterator[tuple[int, bool]]:
-    """Yield (message, whether it arrives): each rank's in its own order, and no arrival before its departure.
+def replay(messages: Iterable[Moments]) -> Iterator[tuple[int, bool]]:
+    """Yield (index of a message, whether it arrives): each rank's in its own order, and no arrival too early.
 
-    `own` has a moment by the rank's clock, a message and whether it arrives there. Where no order fits, the earliest
-    comes next.
+    Where no order fits, the earliest comes next.
     """
+    own: dict[int, list[tuple[tuple[int, ...], bool, int]]] = defaultdict(list)
+    for index, (src, left, dst, arrived) in enumerate(messages):
+        own[src].append((left, False, index))
+        if arrived is not None:
+            own[dst].append((arrived, True, index))
     waiting = [deque(sorted(events)) for events in own.values()]
     sent: set[int] = set()
     while heads := [events for events in waiting if events]:
-        ready = [events for events in heads if not events[0][2] or events[0][1] in sent]
-        _, place, arrives = min(ready or heads, key=lambda events: events[0]).popleft()
-        sent.add(place)
-        yield place, arrives
+        ready = [events for events in heads if not events[0][1] or events[0][2] in sent]
+        _, arrives, index = min(ready or heads, key=lambda events: events[0]).popleft()
+        sent.add(index)
+        yield index, arrives
 
 
 def _end(message: Message) -> int:

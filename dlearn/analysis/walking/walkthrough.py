@@ -18,7 +18,7 @@ from dlearn.analysis.walking.own_work import contexts, gradients, nodes, works
 from dlearn.analysis.walking.pieces import pieces
 from dlearn.analysis.walking.steps import Step, WalkParts, WalkSource, Walkthrough
 from dlearn.events.event import PointToPoint
-from dlearn.events.event_table import NONE, Column, Rows
+from dlearn.events.event_table import NONE, Rows
 from dlearn.join.message_evidence import messages as all_messages
 from dlearn.join.operation_messages import sums_of
 from dlearn.join.tables.message_table import Message, Messages
@@ -58,7 +58,8 @@ def walkthrough(
         part, asked, finding, later = _Played(trace, messages, "")
     # By the time of sending, which is never after what follows from it, and then by step.
     came = [message for message in asked if not _is_hung(message)]
-    chosen = sorted(zip(_sent_ns(came), came, strict=True), key=lambda each: (each[0], each[1].step))
+    chosen = [(_left_ns(message), message) for message in came]
+    chosen.sort(key=lambda each: (each[0], each[1].step))
     of_one = len({id(message.operation) for _, message in chosen}) == 1
     ordered = chosen[: MOST_OF_ONE if of_one else MOST_MESSAGES]
     shown = [message for _, message in ordered]
@@ -73,7 +74,10 @@ def walkthrough(
         for place, (at_ns, message) in enumerate(ordered)
     ]
     steps = sorted([*steps, *own[:MOST_OWN_STEPS], *never], key=lambda step: step.at_ns)
-    ends = {rank for step in steps for rank in _ranks(step)}
+    ends: set[int] = set()
+    for step in steps:
+        sent = step.message
+        ends.update((step.rank, *step.waiting, *step.absent) if sent is None else (sent.src, sent.dst))
     quiet = trace.ranks if len(ends) + len(trace.ranks) <= _MOST_QUIET_RANKS else ()
     notes = _notes(len(chosen) + later, shown, all_messages(part) if messages is None else None)
     if messages is None and len(asked) + later < len(found):
@@ -119,17 +123,13 @@ def _played(trace: Trace, found: Messages, most: int) -> _Played:
         came, never = found.at(np.flatnonzero(~missing)), found.at(np.flatnonzero(missing))
         before = [message for message in came if message.operation is came[-1].operation]
         return _Played(trace, [*before[-MOST_OF_ONE:], *never], sequence_finding(trace))
-    for name, part, places in _steps_from_the_last(trace, found):
-        if 0 < len(places) <= most:
-            inside = all_messages(part).at(places)
-            if all(message.how != "missing" for message in inside):
-                return _Played(part, inside, _part_title(name, inside, found))
-    for places in _collectives_from_the_last(found):
-        inside = found.at(places)
+    steps = (each for each in _steps_from_the_last(trace, found) if 0 < len(each[2]) <= most)
+    for name, part, places in chain(steps, _collectives_from_the_last(trace, found)):
+        inside = all_messages(part).at(places)
         if all(message.how != "missing" for message in inside):
-            operation = inside[0].operation
-            what = f" ({operation.what})" if operation.what else ""
-            return _Played(trace, inside, _part_title(f"{operation.op} #{operation.seq}{what}", inside, found))
+            size = size_text(sum(message.payload_bytes or 0 for message in inside))
+            of_all = f"{len(inside):,} of {count_text(len(found), 'message')}, {size}"
+            return _Played(part, inside, f"{name}: {of_all}")
     first, hung = _first(found, most)
     title, later = _chosen_title(found, most), len(found) - len(first) - len(hung)
     return _Played(trace, [*found.at(first), *found.at(hung)], title, later)
@@ -140,43 +140,38 @@ def _first(found: Messages, most: int) -> tuple[Rows, Rows]:
     table, sent, row = found.operations.table, found.columns, found.operations.rows[found.columns.operation]
     hung = found.missing & table.is_collective[row]
     end_ns = table.over_ends(np.minimum, np.where(table.events.end_ns == NONE, _LAST_NS, table.events.end_ns))
-    left_ns = _left_ns(sent.sent_ns, table.transfer_ns[row], end_ns[row])
+    derived_ns = np.minimum(table.transfer_ns[row], end_ns[row])
+    left_ns = np.where(sent.sent_ns == NONE, derived_ns, sent.sent_ns)
     came = np.flatnonzero(~hung)
     if len(np.unique(row[came])) == 1:
         most = MOST_OF_ONE
     return came[np.lexsort((sent.step[came], left_ns[came]))][:most], np.flatnonzero(hung)
 
 
-def _left_ns(sent_ns: Column, transfer_ns: Column, first_end_ns: Column) -> Column:
-    """Return when messages left: without a time after the last rank's call, and before the first rank was done."""
-    return np.where(sent_ns == NONE, np.minimum(transfer_ns, first_end_ns), sent_ns)
+def _left_ns(message: Message) -> int:
+    """Return when it left: without a time after the last call, and before the first rank was done."""
+    if message.sent_ns is not None:
+        return message.sent_ns
+    ends = message.operation.ends
+    over_ns = min((end.end_ns for end in ends if end.end_ns is not None), default=_LAST_NS)
+    return min(max(end.start_ns for end in ends), over_ns)
 
 
-def _sent_ns(messages: Sequence[Message]) -> list[int]:
-    """Return when each of these left, by `_left_ns`."""
-    rows = []
-    for message in messages:
-        ends = message.operation.ends
-        over = min((end.end_ns for end in ends if end.end_ns is not None), default=_LAST_NS)
-        sent_ns = NONE if message.sent_ns is None else message.sent_ns
-        rows.append((sent_ns, max(end.start_ns for end in ends), over))
-    return [int(at_ns) for at_ns in _left_ns(*np.array(rows, np.int64).reshape(-1, 3).T)]
+_Part = tuple[str, Trace, Rows]
+"""A name, a part of the trace, and which of the part's messages are meant."""
 
 
-def _part_title(name: str, inside: Sequence[Message], found: Messages) -> str:
-    size = size_text(sum(message.payload_bytes or 0 for message in inside))
-    return f"{name}: {len(inside):,} of {count_text(len(found), 'message')}, {size}"
-
-
-def _collectives_from_the_last(found: Messages) -> Iterator[Rows]:
-    """Yield the places of the messages of each collective that can be played, the last first."""
+def _collectives_from_the_last(trace: Trace, found: Messages) -> Iterator[_Part]:
+    """Yield each collective that can be played, the last first."""
     asked = found.operations
     counts = np.bincount(found.columns.operation, minlength=len(asked))
     is_collective = asked.table.is_collective[asked.rows]
     for operation in reversed(np.flatnonzero(is_collective & (counts > 1) & (counts <= MOST_OF_ONE))):
         places = np.flatnonzero(found.columns.operation == operation)
-        if found[int(places[0])].payload_bytes:
-            yield places
+        first = found[int(places[0])]
+        if first.payload_bytes:
+            what = f" ({first.operation.what})" if first.operation.what else ""
+            yield f"{first.operation.op} #{first.operation.seq}{what}", trace, places
 
 
 def _chosen_title(chosen: Sequence[Message], most: int) -> str:
@@ -188,8 +183,8 @@ def _chosen_title(chosen: Sequence[Message], most: int) -> str:
     return f"{count_text(len(shown), 'message')} with {size}"
 
 
-def _steps_from_the_last(trace: Trace, found: Messages) -> Iterator[tuple[str, Trace, Rows]]:
-    """Yield spans that are called steps, else DDP's training steps: name, part of the trace, places of its messages."""
+def _steps_from_the_last(trace: Trace, found: Messages) -> Iterator[_Part]:
+    """Yield spans that are called steps, then DDP's training steps, the last first."""
     names = [name for name in trace.spans if name.startswith("step")]
     for name in reversed(names):
         part = trace.within(name)
@@ -234,26 +229,27 @@ def _never_came(trace: Trace, messages: Iterable[Message]) -> list[Step]:
     for place, operation in hung.items():
         if place not in known:
             causes.append((Hang(operation, operation.ranks), f"{operation.op}: {missing_text(operation, trace)}"))
-    where = WalkParts(trace)
-    return [_hung_step(hang, sentence, where) for hang, sentence in causes if id(hang.operation) in hung]
-
-
-def _hung_step(hang: Hang, sentence: str, where: WalkParts) -> Step:
-    operation = hang.operation
-    last = max(operation.ends, key=lambda end: end.start_ns)
-    span, phase = where.of_event(last)
-    return Step(
-        rank=operation.ends[0].rank,
-        sentence=f"{sentence} (missing).",
-        at_ns=last.start_ns,
-        mark=f"{operation.op} #{operation.seq} never came",
-        op=operation.op,
-        span=span,
-        phase=phase,
-        waiting=hang.waiting,
-        absent=operation.missing,
-        never=tuple((each.src, each.dst) for each in sums_of(operation)),
-    )
+    where, steps = WalkParts(trace), []
+    for hang, sentence in causes:
+        operation = hang.operation
+        if id(operation) not in hung:
+            continue
+        last = max(operation.ends, key=lambda end: end.start_ns)
+        span, phase = where.of_event(last)
+        step = Step(
+            rank=operation.ends[0].rank,
+            sentence=f"{sentence} (missing).",
+            at_ns=last.start_ns,
+            mark=f"{operation.op} #{operation.seq} never came",
+            op=operation.op,
+            span=span,
+            phase=phase,
+            waiting=hang.waiting,
+            absent=operation.missing,
+            never=tuple((each.src, each.dst) for each in sums_of(operation)),
+        )
+        steps.append(step)
+    return steps
 
 
 # Steps, in their order ------------------------------------------------------------------------------------------------
@@ -312,10 +308,6 @@ def _with_parts(steps: Sequence[Step]) -> list[Step]:
             step = msgspec.structs.replace(step, span=step.span or sends.span, phase=step.phase or sends.phase)
         placed.append(step)
     return placed[::-1]
-
-
-def _ranks(step: Step) -> tuple[int, ...]:
-    return (step.rank, *step.waiting, *step.absent) if step.message is None else (step.message.src, step.message.dst)
 
 
 def _notes(count: int, shown: Sequence[Message], found: Messages | None) -> list[str]:
