@@ -229,8 +229,8 @@ def why_stuck(operation: Operation, trace: Trace) -> str:
         return _why_unseen(operation, trace)
     if operation.sender is None and operation.op == "recv":
         return "no message has come for it, from any rank"
-    texts = "all ranks called it, and it does not end", _makers_text(operation, trace)
-    return "; ".join(filter(None, texts))
+    all_came = "all ranks called it, and it does not end"
+    return "; ".join(filter(None, (all_came, _makers_text(operation, trace))))
 
 
 def _why_unseen(operation: Operation, trace: Trace) -> str:
