@@ -22,7 +22,7 @@ from dlearn.analysis.findings import size_text
 from dlearn.analysis.walking import Board, Change, Step, Walkthrough
 from dlearn.draw.arrows import draw_arrow
 from dlearn.draw.canvas import draw_boxes, write
-from dlearn.draw.layout.stage_spots import WIDTH, spots_of
+from dlearn.draw.layout.circle_layout import WIDTH, spots_of
 from dlearn.draw.palette import FAINT, HELD, INK, LANE, MISSING, SERIES, Color, look
 from dlearn.draw.text import cut, plain, wrap
 from dlearn.errors import DlearnError
@@ -114,7 +114,7 @@ class Stage:
             red = pair in missing or pair[0] in absent
             color = MISSING if red else INK if pair in used else _AT_REST
             wire = self.spots.wire(pair, self.pairs)
-            draw_arrow(ax, *wire, how="observed", color=color, width=1.5)
+            draw_arrow(ax, *wire, how="observed", color=color, linewidth=1.5)
         board = self._board(after)
         held = self.walk.held(board, after if part == 1.0 else before) if board else {}
         for rank in self.ranks:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import pairwise
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
@@ -25,7 +26,11 @@ _APART_PT = 9
 def arrows_of(
     shown: Iterable[Operation], ranks: Sequence[int], sums: Sums, *, points_per_ns: float, derived: bool
 ) -> tuple[list[Flow], int]:
-    """Return arrows between these ranks, also for `derived` messages if asked for, and how many have no room."""
+    """Return arrows between these ranks, and count the messages that have no room for one.
+
+    An arrow stands for a step if all steps have room, else for all messages of an operation between two ranks: it means
+    the same in the whole picture. `derived` messages have arrows if asked for.
+    """
     everything = sums.count if derived else sums.count - sums.derived
     if sums.arrows - (0 if derived else sums.derived_arrows) > MOST_ARROWS:
         return [], everything
@@ -36,23 +41,15 @@ def arrows_of(
         return timed and message.src in ranks and message.dst in ranks and asked_for and not message.control
 
     found = [message for operation in shown for message in messages_of(operation) if is_shown(message)]
-    kept = readable(found, ranks, points_per_ns=points_per_ns)
-    return ([], everything) if kept is None else (kept, len(found) - sum(flow.count for flow in kept))
-
-
-def readable(found: Sequence[Message], ranks: Sequence[int], *, points_per_ns: float) -> list[Flow] | None:
-    """Return an arrow for each step if all have room, else for each pair of ranks; None if those are too many.
-
-    `found` are messages between these `ranks`. An arrow means the same in the whole picture.
-    """
     nearest_ns = _APART_PT / points_per_ns
-    shown = flows(found, by_step=True)
-    if not (_have_room(shown, points_per_ns) and _are_told_apart(shown, nearest_ns)):
-        shown = flows(found, by_step=False)
-    if len(shown) > MOST_ARROWS:
-        return None
-    observed = [flow for flow in shown if flow.how != "derived"]
-    return [flow for flow in shown if flow.how == "derived"] + _apart(observed, ranks, nearest_ns)
+    drawn = flows(found, by_step=True)
+    if not (_have_room(drawn, points_per_ns) and _are_told_apart(drawn, nearest_ns)):
+        drawn = flows(found, by_step=False)
+    if len(drawn) > MOST_ARROWS:
+        return [], everything
+    observed = [flow for flow in drawn if flow.how != "derived"]
+    kept = [flow for flow in drawn if flow.how == "derived"] + _apart(observed, ranks, nearest_ns)
+    return kept, len(found) - sum(flow.count for flow in kept)
 
 
 def _apart(shown: Sequence[Flow], ranks: Sequence[int], nearest_ns: float) -> list[Flow]:
@@ -64,7 +61,9 @@ def _apart(shown: Sequence[Flow], ranks: Sequence[int], nearest_ns: float) -> li
     taken: dict[Hashable, list[float]] = defaultdict(list)
     kept: list[Flow] = []
     for each in sorted(_by_operation(shown), key=_lasted_ns, reverse=True):
-        edges = [edge for flow in each for edge in (_heads(flow) if _is_collective(each) else _edges(flow, ranks))]
+        edges = list(map(_head, each))
+        if not _is_collective(each):
+            edges = [edge for flow in each for edge in _edges(flow, ranks)]
         long = each[0].operation.exchange is None or _lasted_ns(each) >= nearest_ns
         free = all(abs(at - other) >= nearest_ns for edge, at in edges for other in taken[edge])
         if long and free and _are_apart(edges, nearest_ns):
@@ -77,7 +76,7 @@ def _apart(shown: Sequence[Flow], ranks: Sequence[int], nearest_ns: float) -> li
 def _are_told_apart(steps: Sequence[Flow], nearest_ns: float) -> bool:
     """Return whether the observed steps of each collective have room."""
     collectives = filter(_is_collective, _by_operation([flow for flow in steps if flow.how != "derived"]))
-    return all(_are_apart([head for flow in each for head in _heads(flow)], nearest_ns) for each in collectives)
+    return all(_are_apart(list(map(_head, each)), nearest_ns) for each in collectives)
 
 
 def _by_operation(shown: Sequence[Flow]) -> list[list[Flow]]:
@@ -99,8 +98,8 @@ def _are_apart(edges: Sequence[tuple[Hashable, float]], nearest_ns: float) -> bo
     return all(later - before >= nearest_ns for each in at.values() for before, later in pairwise(sorted(each)))
 
 
-def _heads(flow: Flow) -> list[tuple[Hashable, float]]:
-    return [(("head", flow.src, flow.dst), flow.received_ns or 0)]
+def _head(flow: Flow) -> tuple[Hashable, float]:
+    return ("head", flow.src, flow.dst), flow.received_ns or 0
 
 
 def _lasted_ns(together: Sequence[Flow]) -> int:
@@ -127,16 +126,14 @@ def _have_room(steps: Sequence[Flow], points_per_ns: float) -> bool:
 
 
 def draw_arrow(
-    ax: Axes, start: tuple[float, float], end: tuple[float, float], *, how: str, gid: str = "",
-    color: Color | None = None, width: float = 1.0, zorder: float = 4,
+    ax: Axes, start: tuple[float, float], end: tuple[float, float], *, how: str,
+    color: Color | None = None, **more: Any,
 ) -> None:  # fmt: skip
-    ax.add_patch(
-        FancyArrowPatch(
-            start, end, arrowstyle="-|>", mutation_scale=10, linewidth=width, linestyle=LINES[how],
-            color=color or line_color(how), shrinkA=0, shrinkB=0, zorder=zorder, connectionstyle="arc3",
-            joinstyle="miter", gid=gid,
-        )
-    )  # fmt: skip
+    """Draw an arrow from point to point; `more` as a FancyArrowPatch takes it."""
+    style: dict[str, Any] = {"arrowstyle": "-|>", "mutation_scale": 10, "linewidth": 1.0, "zorder": 4}
+    style |= {"linestyle": LINES[how], "color": color or line_color(how), "shrinkA": 0, "shrinkB": 0}
+    style |= {"connectionstyle": "arc3", "joinstyle": "miter"}
+    ax.add_patch(FancyArrowPatch(start, end, **style | more))
 
 
 def in_legend(how: str) -> Line2D:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any
 
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.patches import FancyArrowPatch, Patch, Rectangle
+from matplotlib.patches import Patch, Rectangle
 
 from dlearn.analysis.findings import size_text
 from dlearn.analysis.rpc.networkx_graph import condense, graph_finding
 from dlearn.draw import canvas
 from dlearn.draw.arrows import draw_arrow
 from dlearn.draw.canvas import points
-from dlearn.draw.layout.circle_layout import curve, meets
+from dlearn.draw.layout.circle_layout import Spot, curve, meets
 from dlearn.draw.layout.graph_layout import Layout, lay_out
 from dlearn.draw.palette import FAINT, INK, MISSING, STRIP, Color, look
 from dlearn.draw.text import TEXT_PT, cut, plain, text_width
@@ -35,20 +34,6 @@ _WIDEST_PT = 90.0
 _CROSSING_IN, _MOST_CROSSINGS = 0.36, 40
 
 
-class Box(NamedTuple):
-    """A node's place in the picture, in points from the top left: middle, and half the width."""
-
-    x: float
-    y: float
-    half: float
-
-    @property
-    def edges(self) -> tuple[float, float, float, float]:
-        """Return left, top, right, bottom, with a little room around it."""
-        x, y, half = self
-        return x - half - 2, y - _BOX_PT / 2 - 2, x + half + 2, y + _BOX_PT / 2 + 2
-
-
 def autograd(trace: Trace, *, context: int | None = None, ax: Axes | None = None) -> Axes:
     """Draw the graph that the backward pass went through in a context, by default the last: to the right is later.
 
@@ -65,15 +50,24 @@ def autograd(trace: Trace, *, context: int | None = None, ax: Axes | None = None
             break
     else:
         return draw_crossings(trace, whole, contexts, ax)
-    tops, height = place_bands(layout)
+    bands = place_bands(layout)
+    height = bands[-1][1] + 4 if bands else 72.0
     ax = ax or canvas.new_axes(height_in=max(1.0, height / 72), left_in=left_in)
     if not whole.nodes:
         return canvas.draw_message_instead(ax, "This trace holds no autograd graph: record it with graph=True.")
     nodes = "a box for each node of the graph, and arrows to those that come after it"
     canvas.describe(ax, f"A band for each worker; in it {nodes}.")
     ax.set(xlim=(0, width), ylim=(height, 0))
-    boxes = place_boxes(graph, layout, columns, tops)
-    draw_bands(ax, trace, layout, tops)
+    canvas.draw_lanes(ax, bands)
+    names = [plain(trace.label(rank)) for rank in layout.bands]
+    canvas.name_rows(ax, [(top + bottom) / 2 for top, bottom in bands], names)
+    ax.set_xticks([])
+    canvas.names_only(ax)
+    boxes: dict[Key, Spot] = {}
+    for node in graph.nodes:
+        band, column, row = layout.cells[node.key]
+        middle = bands[band][0] + 4 + (row + 0.5) * _ROW_PT
+        boxes[node.key] = Spot((columns[column], middle), _box_width(node) / 2, _BOX_PT)
     for edge in graph.edges:
         draw_edge(ax, edge, boxes)
     for node in graph.nodes:
@@ -133,23 +127,13 @@ def place_columns(graph: AutogradGraph, layout: Layout, width: float) -> list[fl
     return [middle + i * more for i, middle in enumerate(middles)]
 
 
-def place_bands(layout: Layout) -> tuple[list[float], float]:
-    """Return the top of each band, and the bottom of all."""
-    tops, y = [], 4.0
+def place_bands(layout: Layout) -> list[tuple[float, float]]:
+    """Return top and bottom of each band."""
+    bands, top = [], 4.0
     for rows in layout.rows:
-        tops.append(y)
-        y += rows * _ROW_PT + 8 + _BETWEEN_PT
-    return tops, y - _BETWEEN_PT + 4 if tops else 72.0
-
-
-def place_boxes(
-    graph: AutogradGraph, layout: Layout, columns: Sequence[float], tops: Sequence[float]
-) -> dict[Key, Box]:
-    boxes = {}
-    for node in graph.nodes:
-        band, column, row = layout.cells[node.key]
-        boxes[node.key] = Box(columns[column], tops[band] + 4 + (row + 0.5) * _ROW_PT, _box_width(node) / 2)
-    return boxes
+        bands.append((top, top + rows * _ROW_PT + 8))
+        top = bands[-1][1] + _BETWEEN_PT
+    return bands
 
 
 def _box_width(node: Node) -> float:
@@ -172,56 +156,47 @@ def wire_label(wire: Edge) -> list[str]:
     return [size_text(wire.payload_bytes), f"{list(wire.tensors[0].shape)}{more}"]
 
 
-def draw_bands(ax: Axes, trace: Trace, layout: Layout, tops: Sequence[float]) -> None:
-    bottoms = [top + rows * _ROW_PT + 8 for top, rows in zip(tops, layout.rows, strict=True)]
-    canvas.draw_lanes(ax, zip(tops, bottoms, strict=True))
-    middles = [(top + bottom) / 2 for top, bottom in zip(tops, bottoms, strict=True)]
-    canvas.name_rows(ax, middles, [plain(trace.label(rank)) for rank in layout.bands])
-    ax.set_xticks([])
-    canvas.names_only(ax)
-
-
-def draw_edge(ax: Axes, edge: Edge, boxes: dict[Key, Box]) -> None:
-    src, dst = boxes[edge.src], boxes[edge.dst]
+def draw_edge(ax: Axes, edge: Edge, boxes: dict[Key, Spot]) -> None:
+    """Draw an arrow between two nodes, straight if it is free, and the label of one that crosses to another worker."""
+    (x, y), half, _ = boxes[edge.src]
+    (to_x, to_y), to_half, _ = boxes[edge.dst]
     if edge.kind == "wire":
-        down = 1 if dst.y > src.y else -1
-        _draw_wire(ax, edge, (src.x, src.y + down * _BOX_PT / 2), (dst.x, dst.y - down * _BOX_PT / 2))
-        y, label = max(src.y, dst.y) - _ROW_PT / 2 - 4 - _BETWEEN_PT / 2, "\n".join(wire_label(edge))
-        canvas.write(ax, dst.x + 5, y, label, va="center", linespacing=1.1, zorder=5, gid="wire label")
+        down = 1 if to_y > y else -1
+        _draw_wire(ax, edge, (x, y + down * _BOX_PT / 2), (to_x, to_y - down * _BOX_PT / 2))
+        above, label = max(y, to_y) - _ROW_PT / 2 - 4 - _BETWEEN_PT / 2, "\n".join(wire_label(edge))
+        canvas.write(ax, to_x + 5, above, label, va="center", linespacing=1.1, zorder=5, gid="wire label")
         return
-    start, end = (src.x + src.half, src.y), (dst.x - dst.half, dst.y)
-    others = [box.edges for key, box in boxes.items() if key not in (edge.src, edge.dst)]
-    distance = max(1.0, math.dist(start, end))
-    bends = [side * rows * _ROW_PT / distance for rows in (0.0, 0.8, 1.2, 1.8) for side in (1, -1)]
-    # `arc3` bends to the other side where y grows downwards, as here.
-    curves = {rad: curve(start, end, rad=-rad) for rad in bends}
-    free = (rad for rad, points in curves.items() if not any(meets(box, [points]) for box in others))
-    ax.add_patch(
-        FancyArrowPatch(
-            start, end, arrowstyle="-|>", mutation_scale=7, linewidth=0.8, color=FAINT, shrinkA=0, shrinkB=0,
-            zorder=2, connectionstyle=f"arc3,rad={next(free, 0.0):.4f}", gid="edge",
-        )
-    )  # fmt: skip
+    start, end = (x + half, y), (to_x - to_half, to_y)
+    others = [box.box(2) for key, box in boxes.items() if key not in (edge.src, edge.dst)]
+    distance, rad = max(1.0, math.dist(start, end)), 0.0
+    for bend in (0.0, 0.8, -0.8, 1.2, -1.2, 1.8, -1.8):
+        # `arc3` bends to the other side where y grows downwards, as here.
+        points = curve(start, end, rad=-bend * _ROW_PT / distance)
+        if not any(meets(box, [points]) for box in others):
+            rad = bend * _ROW_PT / distance
+            break
+    style: dict[str, Any] = {"mutation_scale": 7, "linewidth": 0.8, "joinstyle": "round", "zorder": 2}
+    bent = f"arc3,rad={rad:.4f}"
+    draw_arrow(ax, start, end, how="observed", color=FAINT, connectionstyle=bent, gid="edge", **style)
 
 
 def _draw_wire(ax: Axes, wire: Edge, start: tuple[float, float], end: tuple[float, float]) -> None:
     how, gid = "observed" if wire.tensors else "inferred", f"wire {wire.src.rank} to {wire.dst.rank}"
-    draw_arrow(ax, start, end, how=how, gid=gid, width=1.2)
+    draw_arrow(ax, start, end, how=how, gid=gid, linewidth=1.2)
 
 
-def draw_node(ax: Axes, node: Node, box: Box, graph: AutogradGraph) -> None:
+def draw_node(ax: Axes, node: Node, box: Spot, graph: AutogradGraph) -> None:
+    """Draw a box with what the node does; red, the end of a message whose other end is not known."""
+    (x, y), half, _ = box
     joined = {key for wire in graph.wires for key in (wire.src, wire.dst)}
     crosses = node.short in ("send", "recv")
     alone = crosses and node.key not in joined
     face = look("send").pale if crosses else STRIP if node.short == "AccumulateGrad" else "white"
-    ax.add_patch(
-        Rectangle(
-            (box.x - box.half, box.y - _BOX_PT / 2), 2 * box.half, _BOX_PT, facecolor=face, zorder=3, gid="node",
-            edgecolor=MISSING if alone else INK, linewidth=1.4 if alone else 0.7,
-            linestyle="solid" if node.timed_by or alone else "dotted",
-        )
-    )  # fmt: skip
-    canvas.write(ax, box.x, box.y, node_label(node), ha="center", zorder=5)
+    style: dict[str, Any] = {"edgecolor": MISSING, "linewidth": 1.4} if alone else {"edgecolor": INK, "linewidth": 0.7}
+    style["linestyle"] = "solid" if node.timed_by or alone else "dotted"
+    style |= {"facecolor": face, "zorder": 3, "gid": "node"}
+    ax.add_patch(Rectangle((x - half, y - _BOX_PT / 2), 2 * half, _BOX_PT, **style))
+    canvas.write(ax, x, y, node_label(node), ha="center", zorder=5)
 
 
 def legend(graph: AutogradGraph) -> list[Artist]:

@@ -177,22 +177,20 @@ def _draw_transfer(ax: Axes, row: BucketRow) -> None:
     launched, transfer = row.ms(of.launched_ns), row.ms(of.transfer_ns or of.launched_ns)
     # What lasts less than a point would not be seen; an end that was not observed is none.
     done = max(transfer + 1.0 / points_per_ms(ax), row.ms(of.done_ns or of.launched_ns))
-    bars = {"waiting": (launched, transfer), "transfer": (transfer, done)}
+    bars = [("waiting", launched, transfer), ("transfer", transfer, done)]
     if of.missing:
-        bars = {"waiting": (launched, edge)}
+        bars = [("waiting", launched, edge)]
         ax.vlines(edge, *row.ends, MISSING, linewidth=4, zorder=5, gid="stuck", clip_on=False)
-    for what, (left, right) in bars.items():
+    for what, left, right in bars:
         if left < right:
-            look = styles[what].of_bar
-            ax.barh(row.middle, right - left, _BAR_IN, left, **look, zorder=2, gid=what)
+            ax.barh(row.middle, right - left, _BAR_IN, left, **styles[what].of_bar, zorder=2, gid=what)
 
 
 def _draw_never_ready(ax: Axes, row: BucketRow, *, waited_for: bool) -> None:
     """Write the names of the gradients that never came; draw a box where others wait for the bucket."""
     if waited_for and row.of.launched_ns is None:
         box = (row.last_ms, ax.get_xlim()[1], *row.ends)
-        style = {"facecolor": "none", "edgecolor": MISSING, "linestyle": _DASHED}
-        canvas.draw_boxes(ax, [box], gid="absent", **style)
+        canvas.draw_boxes(ax, [box], facecolor="none", edgecolor=MISSING, linestyle=_DASHED, gid="absent")
     width, scale, begin = points(ax, 1.0, along="x"), points_per_ms(ax), ax.get_xlim()[0]
     told = plain(f"never ready: {', '.join(row.of.never_ready)}", most=200)
     room = max(0.0, width - text_width(told, size=TEXT_PT))
@@ -209,7 +207,7 @@ def _notes(found: BucketTimes, rows: Sequence[BucketRow], left_out: int) -> list
     stuck = [each for each in of if each.missing]
     until = "the axis ends with the last event of the pass"
     unknown = "the bucket was not sent in this pass, or nobody knows by which call"
-    told = {
+    told: dict[str, object] = {
         found.note: found.note,
         "Which all-reduce carries which bucket is inferred from order, size and readiness.": sent,
         f"A row without a bar: {unknown}.": unsent,

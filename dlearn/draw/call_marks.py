@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
-from typing import Any
+from itertools import groupby, product
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.collections import PolyCollection
+from matplotlib.colors import to_hex
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
@@ -27,7 +26,6 @@ from dlearn.draw.text import TEXT_PT, text_width
 from dlearn.draw.timeline_model import BINS, THIN, Bar, TimelineModel, is_collective
 from dlearn.join.columns import disjoint, spread
 from dlearn.join.tables.operation_table import Operation
-from dlearn.join.tables.operations import Calls
 from dlearn.shown import count_text
 
 ENDS_RED = {"stuck": "stuck: no end was seen", "failed": "failed: an error ended it"}
@@ -38,6 +36,7 @@ _MOST_BARS = 400
 _MOST_LINES = 24
 """Operations whose last rank is marked."""
 _LAST_RANK: dict[str, Any] = {"linewidth": 0.9, "linestyle": (0, (2, 2))}
+_CALL_BY_RPC = look("rpc_sync")
 
 
 def legend_key(label: str, face: str, edge: str, hatch: str = "") -> Patch:
@@ -63,75 +62,111 @@ class TimelineMark:
         return []
 
 
+class PlacedBar(NamedTuple):
+    """A bar and its edges, times in ms, heights in inches; it transfers from `middle` on."""
+
+    bar: Bar
+    left: float
+    middle: float
+    right: float
+    top: float
+    bottom: float
+
+
 class CallBars(TimelineMark):
     """The bars, with what each call was and how many bytes."""
 
     def draw(self, ax: Axes) -> None:
-        # Among many, a widened bar would hide its neighbours; their true widths blend into the right shade.
-        narrowest = 1.0 / points_per_ms(ax) if len(self.model.bars) <= _MOST_BARS else 0.0
-        placed: list[tuple[Bar, Box]] = []
-        for bar in self.model.bars:
-            left = self.model.ms(bar.start_ns)
-            right = max(self.model.ms(bar.end_ns), left + narrowest)
-            placed.append((bar, (left, right, *self.model.ends(bar))))
-        transfer_at = [self.model.ms(bar.transfer_ns) for bar in self.model.bars]
-        _draw_bars(ax, placed, transfer_at=transfer_at)
-        _label_bars(ax, placed, transfer_at=transfer_at)
-        if self.utilization is not None:
-            for rank, lane in self.model.lanes.items():
-                self._draw_utilization(ax, self.utilization, rank, lane.bar(0))
-        if self.model.longest_wait is not None:
-            self._write_wait(ax, self.model.longest_wait)
-
-    def _write_wait(self, ax: Axes, bar: Bar) -> None:
-        """Write how long the wait lasts that the title names, if there is room."""
-        left, right, time = self.model.ms(bar.start_ns), self.model.ms(bar.transfer_ns), time_text(bar.waited_ns)
-        if text_width(time, size=TEXT_PT) + 12 < (right - left) * points_per_ms(ax):
-            at = (left + right) / 2, sum(self.model.ends(bar)) / 2
-            write(ax, *at, time, on=LANE, ha="center", zorder=6, gid="longest wait")
-
-    @cached_property
-    def utilization(self) -> Utilization | None:
-        """Return the share of time that ranks spend in calls, where these are too many for bars."""
         model = self.model
-        return utilization_of(model.calls, start_ns=model.start_ns, end_ns=model.end_ns) if model.crowded else None
-
-    def _draw_utilization(self, ax: Axes, utilization: Utilization, rank: int, box: tuple[float, float]) -> None:
-        """Stack what is transferred, in its colour, and what waits, paler; a full strip is all of the time."""
-        mine = {kind: shares for (owner, kind), shares in utilization.transfer.items() if owner == rank}
-        everything: list[tuple[Color, np.ndarray, str]] = []
-        everything += [(kind.color, shares, f"time in {kind.family}") for kind, shares in mine.items()]
-        everything += [(kind.pale, utilization.waiting[rank, kind], f"time waiting in {kind.family}") for kind in mine]
-        # Calls of several kinds at the same time share the strip.
-        whole = np.maximum(1, sum(shares for _, shares, _ in everything))
-        lower, (top, bottom) = np.zeros_like(whole), box
-        for color, shares, gid in everything:
-            upper = lower + shares / whole
-            at = np.linspace(0, self.model.ms(self.model.end_ns), len(upper) + 1).repeat(2)[1:-1]
-            above, below = (np.column_stack([at, bottom - edge.repeat(2) * (bottom - top)]) for edge in (upper, lower))
-            outline = np.concatenate([above, below[::-1]])
-            strip = PolyCollection([outline], facecolor=color, edgecolor="none", zorder=2, gid=gid)
-            ax.add_collection(strip, autolim=False)
-            lower = upper
+        # Among many, a widened bar would hide its neighbours; their true widths blend into the right shade.
+        narrowest = 1.0 / points_per_ms(ax) if len(model.bars) <= _MOST_BARS else 0.0
+        placed: list[PlacedBar] = []
+        for bar in model.bars:
+            left = model.ms(bar.start_ns)
+            right = max(model.ms(bar.end_ns), left + narrowest)
+            middle = min(max(model.ms(bar.transfer_ns), left), right)
+            placed.append(PlacedBar(bar, left, middle, right, *model.ends(bar)))
+        _draw_bars(ax, placed)
+        _label_bars(ax, placed)
+        # How long the wait lasts that the title names, if there is room.
+        longest = next((each for each in placed if each.bar is model.longest_wait), None)
+        if longest is not None:
+            bar, left, until, _, top, bottom = longest
+            time, at = time_text(bar.waited_ns), ((left + until) / 2, (top + bottom) / 2)
+            if text_width(time, size=TEXT_PT) + 12 < (until - left) * points_per_ms(ax):
+                write(ax, *at, time, on=LANE, ha="center", zorder=6, gid="longest wait")
 
     def legend(self) -> list[Artist]:
         looks = [bar.look for bar in self.model.bars]
-        looks += [each for _, each in self.utilization.transfer] if self.utilization else []
         families = {each.family: each for each in reversed(looks)}
         more = ", a colour for each" * (len({each.color for each in looks}) > len(families))
         return [legend_key(each.family + more, each.color, each.ink, each.hatch) for each in families.values()]
 
     def notes(self, ax: Axes) -> list[str]:
         notes = []
-        if self.utilization:
-            notes.append(
-                f"{self.utilization.calls:,} calls are too many for bars: the height of a strip is the share of"
-                " the time that the rank is inside of calls, fainter while all of them wait for the last rank."
-            )
         if any(ranks[1:] for ranks in self.model.groups.values()):
             within = f"each call within {TOLERANCE:.0%} of the picture's width of their median"
             notes.append(f"Alike: ranks that call the same, {within}; the nearest to it is drawn.")
         return notes
+
+
+class Utilization(TimelineMark):
+    """The share of time that a rank is inside of calls, where these are too many for bars; paler while all wait."""
+
+    @cached_property
+    def shares(self) -> dict[tuple[int, Look], tuple[np.ndarray, np.ndarray]]:
+        """Return, of each rank and look, the share of each bin in which calls transfer, and in which all of them wait.
+
+        Only calls whose end was observed count; calls at the same time count once.
+        """
+        calls, model = self.model.calls, self.model
+        if not model.crowded:
+            return {}
+        width_ns = (model.end_ns - model.start_ns) / BINS
+        times_ns = calls.start_ns, calls.transfer_ns, np.where(calls.ended, calls.end_ns, calls.start_ns)
+        start, middle, end = ((at_ns - model.start_ns) / width_ns for at_ns in times_ns)
+        # A call that was done before the last rank came has not waited.
+        middle = np.where(end <= middle, start, middle)
+        looks = list(map(look, calls.ops))
+        found = {}
+        for rank, kind in product(model.groups, dict.fromkeys(looks)):
+            ops = [op for op, each in enumerate(looks) if each == kind]
+            mine = calls.ended & (calls.rank == rank) & np.isin(calls.op, ops)
+            if mine.any():
+                inside, transfer = (_covered(since[mine], end[mine]) for since in (start, middle))
+                found[rank, kind] = transfer, np.maximum(inside - transfer, 0)
+        return found
+
+    def draw(self, ax: Axes) -> None:
+        at = np.linspace(0, self.model.ms(self.model.end_ns), BINS + 1)
+        for rank, lane in self.model.lanes.items():
+            mine = {kind: shares for (owner, kind), shares in self.shares.items() if owner == rank}
+            layers = [(kind.color, transfer, f"time in {kind.family}") for kind, (transfer, _) in mine.items()]
+            for kind, (_, waits) in mine.items():
+                layers.append((to_hex(kind.pale), waits, f"time waiting in {kind.family}"))
+            # Calls of several kinds at the same time share the strip.
+            whole = np.maximum(1, sum(share for _, share, _ in layers))
+            (top, bottom), lower = lane.bar(0), np.zeros(BINS)
+            for color, share, gid in layers:
+                upper = lower + share / whole
+                below, above = (bottom - np.append(edge, edge[-1]) * (bottom - top) for edge in (lower, upper))
+                ax.fill_between(at, below, above, step="post", facecolor=color, linewidth=0, zorder=2, gid=gid)
+                lower = upper
+
+    def legend(self) -> list[Artist]:
+        shown = {bar.look.family for bar in self.model.bars}
+        looks = {kind.family: kind for _, kind in self.shares if kind.family not in shown}
+        return [legend_key(each.family, each.color, each.ink, each.hatch) for each in looks.values()]
+
+    def notes(self, ax: Axes) -> list[str]:
+        share = "the height of a strip is the share of the time that the rank is inside of calls"
+        many = f"{len(self.model.calls):,} calls are too many for bars: {share}, fainter while all of them wait"
+        return [f"{many} for the last rank."] if self.model.crowded else []
+
+
+def _covered(start: np.ndarray, end: np.ndarray) -> np.ndarray:
+    begun, over = disjoint(start, end)
+    return spread(begun, over, over - begun, bins=BINS)
 
 
 class Waits(TimelineMark):
@@ -240,13 +275,17 @@ def _awaited(bar: Bar) -> str:
     return "the last rank" if is_collective(bar.operation) else "the other rank"
 
 
-def _draw_bars(ax: Axes, placed: Sequence[tuple[Bar, Box]], *, transfer_at: Sequence[float]) -> None:
-    """Draw waiting thin and pale, transfer thick. `transfer_at[i]` is where, in ms, the i-th bar's transfer begins."""
+def _draw_bars(ax: Axes, placed: Sequence[PlacedBar]) -> None:
+    """Draw waiting thin and pale, transfer thick; red ends of calls that are stuck or failed; dashed, absent calls."""
     parts: dict[tuple[str, Look], list[Box]] = defaultdict(list)
-    for (bar, (left, right, top, bottom)), transfer in zip(placed, transfer_at, strict=True):
+    stuck: list[list[tuple[float, float]]] = []
+    absent: list[Box] = []
+    for bar, left, middle, right, top, bottom in placed:
         if bar.state == "absent":
+            absent.append((left, right, top, bottom))
             continue
-        middle = min(max(transfer, left), right)
+        if bar.state in ENDS_RED:
+            stuck.append([(right, top), (right, bottom)])
         if middle > left and bar.state in ENDS_RED:
             parts["stuck", bar.look].append((left, middle, top, bottom))
         elif middle > left:
@@ -255,69 +294,60 @@ def _draw_bars(ax: Axes, placed: Sequence[tuple[Bar, Box]], *, transfer_at: Sequ
         if middle < right:
             parts["transfer", bar.look].append((middle, right, top, bottom))
     for (part, style), boxes in parts.items():
-        gid = f"{part} {style.family}".replace("stuck", "waiting")
-        if part == "transfer":
-            edge = style.ink if style.hatch else "white"
-            _draw_boxes(ax, boxes, style.color, edge, style.hatch, zorder=2.1, gid=gid)
-        else:
-            hatch, narrow = (WAITING_HATCH, None) if part == "stuck" else ("", style.line)
-            _draw_boxes(ax, boxes, style.pale, style.line, hatch, zorder=2, gid=gid, narrow=narrow)
-    _draw_faults(ax, placed)
-
-
-def _draw_boxes(
-    ax: Axes, boxes: Sequence[Box], face: Color, edge: Color, hatch: str, *, zorder: float, gid: str,
-    narrow: Color | None = None,
-) -> None:  # fmt: skip
-    """Draw edges and hatches where a box is wide enough for them; `narrow` is the colour of the others."""
-    least = (_HATCHED_FROM_PT if hatch else _EDGED_FROM_PT) / points_per_ms(ax)
-    wide = [box for box in boxes if box[1] - box[0] >= least]
-    others = [box for box in boxes if box[1] - box[0] < least]
-    if wide:
-        draw_boxes(ax, wide, facecolor=face, edgecolor=edge, hatch=hatch, linewidth=0.4, zorder=zorder, gid=gid)
-    if others:
-        draw_boxes(ax, others, facecolor=narrow or face, edgecolor="none", zorder=zorder, gid=f"{gid}, narrow")
-
-
-def _draw_faults(ax: Axes, placed: Sequence[tuple[Bar, Box]]) -> None:
-    """Draw a red end where a rank is stuck or got an error, a dashed box for a call that never came."""
-    stuck = [[(right, top), (right, bottom)] for bar, (_, right, top, bottom) in placed if bar.state in ENDS_RED]
+        _draw_part(ax, part, style, boxes)
     if stuck:
         draw_lines(ax, stuck, colors=MISSING, linewidths=4, zorder=5, gid="stuck", clip_on=False)
-    absent = [box for bar, box in placed if bar.state == "absent"]
     if absent:
         dashed: dict[str, Any] = {"linestyle": (0, (3, 2)), "linewidth": 1.2}
         draw_boxes(ax, absent, facecolor="white", edgecolor=MISSING, zorder=2, gid="absent", **dashed)
 
 
-def _label_bars(ax: Axes, placed: Sequence[tuple[Bar, Box]], *, transfer_at: Sequence[float]) -> None:
+def _draw_part(ax: Axes, part: str, style: Look, boxes: Sequence[Box]) -> None:
+    """Draw this part of bars, with edges and hatches where a box is wide enough for them."""
+    transfer, gid = part == "transfer", f"{part} {style.family}".replace("stuck", "waiting")
+    face: Color = style.color if transfer else style.pale
+    edge: Color = style.line
+    hatch = WAITING_HATCH if part == "stuck" else ""
+    if transfer:
+        edge, hatch = style.ink if style.hatch else "white", style.hatch
+    least = (_HATCHED_FROM_PT if hatch else _EDGED_FROM_PT) / points_per_ms(ax)
+    wide = [box for box in boxes if box[1] - box[0] >= least]
+    narrow = [box for box in boxes if box[1] - box[0] < least]
+    zorder = 2.1 if transfer else 2
+    if wide:
+        draw_boxes(ax, wide, facecolor=face, edgecolor=edge, hatch=hatch, linewidth=0.4, zorder=zorder, gid=gid)
+    if narrow:
+        face = style.line if part == "waiting" else face
+        draw_boxes(ax, narrow, facecolor=face, edgecolor="none", zorder=zorder, gid=f"{gid}, narrow")
+
+
+def _label_bars(ax: Axes, placed: Sequence[PlacedBar]) -> None:
     """Write on a bar what fits: inside of it, else to the right where nothing follows, else nothing."""
     scale = points_per_ms(ax)
     row_pt = points(ax, 1.0, along="y") / max(1e-9, abs(ax.get_ylim()[1] - ax.get_ylim()[0]))
-    follows = _next_in_row([box for _, box in placed], ax.get_xlim()[1])
     said: set[Hashable] = set()
-    shared = look("rpc_sync")
-    absent = {id(bar.operation) for bar, _ in placed if bar.state == "absent"}
-    from_the_top = sorted(zip(placed, transfer_at, follows, strict=True), key=lambda each: each[0][1][2])
-    for (bar, box), transfer, following in from_the_top:
-        left, right, top, bottom = box
+    absent = {id(each.bar.operation) for each in placed if each.bar.state == "absent"}
+    follows = _next_in_row(placed, ax.get_xlim()[1])
+    for each, following in sorted(zip(placed, follows, strict=True), key=lambda pair: pair[0].top):
+        bar, left, middle, right, top, bottom = each
         if (bottom - top) * row_pt < TEXT_PT * 1.1 or len(ax.texts) >= _MOST_BARS:
             continue
         # What all ranks do in an operation is said once, and who never came to it where it is missing.
-        once = bar.state == "ended" and is_collective(bar.operation)
-        if (once and id(bar.operation) in said) or (bar.state == "ended" and transfer >= right > left):
+        ended = bar.state == "ended"
+        once = ended and is_collective(bar.operation)
+        if (once and id(bar.operation) in said) or (ended and middle >= right > left):
             continue
         labels = bar.labels[-1:] if bar.state == "stuck" and id(bar.operation) in absent else bar.labels
-        start, end, face, ink = _wider_part(bar, left, right, min(max(transfer, left), right))
+        start, end, face, ink = _wider_part(each)
         inside, beside = (end - start) * scale - 6, (following - right) * scale - 6
         y = (top + bottom) / 2
         for label in labels:
             width = text_width(label, size=TEXT_PT)
             # The legend names its colour, or its name was said in this lane.
-            told = bar.look != shared or (bar.rank, label) in said
+            named = bar.look != _CALL_BY_RPC or (bar.rank, label) in said
             if width <= inside:
                 write(ax, (start + end) / 2, y, label, on=face, ha="center", color=ink, zorder=6, clip_on=True)
-            elif width <= beside and not (told and bar.state == "ended" and bar.operation.exchange is not None):
+            elif width <= beside and not (named and ended and bar.operation.exchange is not None):
                 write(ax, right + 3 / scale, y, label, on=LANE, zorder=6, clip_on=True)
             else:
                 continue
@@ -325,57 +355,20 @@ def _label_bars(ax: Axes, placed: Sequence[tuple[Bar, Box]], *, transfer_at: Seq
             break
 
 
-def _wider_part(bar: Bar, left: float, right: float, middle: float) -> tuple[float, float, Color, str]:
+def _wider_part(each: PlacedBar) -> tuple[float, float, Color, str]:
     """Return start and end of the bar's wider part, its colour and the colour of text on it."""
-    style = bar.look
+    bar, left, middle, right, _, _ = each
     if bar.state == "absent":
         return left, right, "white", MISSING
     if middle - left > right - middle and bar.state in ENDS_RED:
-        return left, middle, style.pale, INK
-    return middle, right, style.color, style.ink
+        return left, middle, bar.look.pale, INK
+    return middle, right, bar.look.color, bar.look.ink
 
 
-def _next_in_row(boxes: Sequence[Box], edge: float) -> list[float]:
+def _next_in_row(placed: Sequence[PlacedBar], edge: float) -> list[float]:
     """Return where the next bar of the same row begins, for each."""
     following: dict[float, float] = defaultdict(lambda: edge)
-    nexts = [edge] * len(boxes)
-    for i in sorted(range(len(boxes)), key=lambda i: -boxes[i][0]):
-        left, _, top, _ = boxes[i]
-        nexts[i], following[top] = following[top], left
+    nexts = [edge] * len(placed)
+    for i in sorted(range(len(placed)), key=lambda i: -placed[i].left):
+        nexts[i], following[placed[i].top] = following[placed[i].top], placed[i].left
     return nexts
-
-
-@dataclass(frozen=True)
-class Utilization:
-    """For each rank and look, a share from 0 to 1 for each bin; calls at the same time count once."""
-
-    calls: int
-    transfer: dict[tuple[int, Look], np.ndarray]
-    waiting: dict[tuple[int, Look], np.ndarray]  # While all of the rank's calls of that look wait.
-
-
-def utilization_of(calls: Calls, *, start_ns: int, end_ns: int) -> Utilization:
-    """Sum the calls whose end was observed, from `start_ns` to `end_ns`, for each bin."""
-    width_ns = (end_ns - start_ns) / BINS
-    until_ns = np.where(calls.ended, calls.end_ns, calls.start_ns)
-    start, end = (calls.start_ns - start_ns) / width_ns, (until_ns - start_ns) / width_ns
-    middle = (calls.transfer_ns - start_ns) / width_ns
-    # A call that was done before the last rank came has not waited.
-    middle = np.where(end <= middle, start, middle)
-    transfer: dict[tuple[int, Look], np.ndarray] = {}
-    waiting: dict[tuple[int, Look], np.ndarray] = {}
-    looks = list(dict.fromkeys(map(look, calls.ops)))
-    number = np.array([looks.index(look(name)) for name in calls.ops])
-    kind = calls.rank * len(looks) + number[calls.op]
-    for each in np.unique(kind[calls.ended]):
-        mine = np.flatnonzero((kind == each) & calls.ended)
-        key = (int(each) // len(looks), looks[int(each) % len(looks)])
-        inside = _covered(start[mine], end[mine])
-        transfer[key] = _covered(middle[mine], end[mine])
-        waiting[key] = np.maximum(inside - transfer[key], 0)
-    return Utilization(len(calls), transfer, waiting)
-
-
-def _covered(start: np.ndarray, end: np.ndarray) -> np.ndarray:
-    begun, over = disjoint(start, end)
-    return spread(begun, over, over - begun, bins=BINS)

@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from types import MappingProxyType
 from typing import Any, Literal
 
 import matplotlib.pyplot as plt
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection
-from matplotlib.figure import Figure
 from matplotlib.transforms import ScaledTranslation
 
 from dlearn.analysis.hanging.roots import roots
 from dlearn.analysis.hanging.stuck import hangs
 from dlearn.draw.palette import FAINT, INK, LANE, MISSING, Color
-from dlearn.draw.save import Drawing
+from dlearn.draw.save import Drawing, figure_of
 from dlearn.draw.text import TEXT_PT, TITLE_PT, cut_names, plain, text_width, wrap
 from dlearn.trace import Trace
 
@@ -33,7 +31,6 @@ _POINTS = 72
 _NARROWEST_NAME_PT = 90.0
 _LINE = 1.45
 """Inches of text lines: font size times this."""
-_NO_MARKS: Mapping[str, Color] = MappingProxyType({})
 
 
 def width_in() -> float:
@@ -71,7 +68,7 @@ def points_wide(ax: Axes | None, *, left_in: float, right_in: float = 0.15) -> f
 
 def frame(
     ax: Axes, *, title: str, legend: Sequence[Artist] = (), notes: Sequence[str] = (),
-    above_in: float = 0.0, below_in: float = 0.42, marked: Mapping[str, Color] = _NO_MARKS,
+    above_in: float = 0.0, below_in: float = 0.42, marked: Mapping[str, Color] | None = None,
 ) -> Axes:  # fmt: skip
     """Put the finding above, legend and notes below; `above_in` and `below_in` are what the axes' own labels take.
 
@@ -79,9 +76,9 @@ def frame(
     reader brought along keeps its size. The names that are `marked` become bold, in these colours.
     """
     for text in [*ax.get_xticklabels(), *ax.get_yticklabels(), *ax.texts]:
-        if text.get_text() in marked:
+        if marked and text.get_text() in marked:
             text.set(color=marked[text.get_text()], fontweight="bold")
-    figure = _figure_of(ax)
+    figure = figure_of(ax)
     grows = figure if isinstance(figure, Drawing) and not figure.framed else None
     left, width = 0.0, points(ax, 1.0, along="x")
     if grows:  # From the left edge of the figure.
@@ -101,7 +98,11 @@ def frame(
     describe(ax, str(ax.get_label()), *told, *notes)
     if grows:
         grows.framed = True
-        _fit(ax, grows, above_in=above_in + len(lines) * TITLE_PT * _LINE / _POINTS + 0.15, below_in=below + 0.08)
+        # By what stands above and below the axes, which keep their own size.
+        height, box = grows.get_figheight(), ax.get_position()
+        whole = height + above_in + len(lines) * TITLE_PT * _LINE / _POINTS + 0.15 + below + 0.08
+        grows.set_figheight(whole)
+        ax.set_position((box.x0, (below + 0.08) / whole, box.width, height / whole))
     return ax
 
 
@@ -134,7 +135,7 @@ def _legend(ax: Axes, handles: Sequence[Artist], left: float, width: float, belo
     """Add the legend, and return its height in inches."""
     widest = max(text_width(str(handle.get_label()), size=TEXT_PT) for handle in handles) + 3.8 * TEXT_PT
     columns = max(1, min(len(handles), int(width / widest)))
-    down = ScaledTranslation(left / _POINTS, -below_in, _figure_of(ax).dpi_scale_trans)
+    down = ScaledTranslation(left / _POINTS, -below_in, figure_of(ax).dpi_scale_trans)
     legend = ax.legend(
         handles=list(handles), loc="upper left", ncols=columns, fontsize=TEXT_PT, frameon=False, borderpad=0,
         borderaxespad=0, handlelength=2.2, columnspacing=1.6, labelcolor=INK,
@@ -144,21 +145,6 @@ def _legend(ax: Axes, handles: Sequence[Artist], left: float, width: float, belo
         text.set_parse_math(False)
     rows = -(-len(handles) // columns)
     return rows * TEXT_PT * 1.65 / _POINTS + 0.06
-
-
-def _fit(ax: Axes, figure: Figure, *, above_in: float, below_in: float) -> None:
-    """Grow the figure by what stands above and below the axes, which keep their own size."""
-    height = figure.get_figheight()
-    whole = height + above_in + below_in
-    box = ax.get_position()
-    figure.set_figheight(whole)
-    ax.set_position((box.x0, below_in / whole, box.width, height / whole))
-
-
-def _figure_of(ax: Axes) -> Figure:
-    figure = ax.get_figure(root=True)
-    assert figure is not None
-    return figure
 
 
 def write(ax: Axes, x: float, y: float, text: str, *, on: Color | None = None, pad: float = 1.0, **more: Any) -> None:
@@ -188,7 +174,7 @@ def names_on_top(ax: Axes, places: Sequence[float], names: Sequence[str], width:
 
 def points(ax: Axes, fraction: float, *, along: str) -> float:
     """Return the length in points of this fraction of the axes."""
-    figure, box = _figure_of(ax), ax.get_position()
+    figure, box = figure_of(ax), ax.get_position()
     inches = box.width * figure.get_figwidth() if along == "x" else box.height * figure.get_figheight()
     return float(inches * fraction * _POINTS)
 

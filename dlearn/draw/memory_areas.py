@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -107,10 +108,9 @@ def draw_textbook(ax: Axes, expected: Mapping[str, float], last: float, bottom: 
     below = 0.0
     for part in PARTS:
         size = expected.get(part, 0.0)
-        ax.bar(
-            last * (1 + _BAR), -size * scale, width=last * _BAR, bottom=bottom - below * scale, facecolor=_COLORS[part],
-            edgecolor=INK, linestyle="dotted", linewidth=0.8, gid=f"textbook {part}",
-        )  # fmt: skip
+        style: dict[str, Any] = {"facecolor": _COLORS[part], "edgecolor": INK, "linestyle": "dotted", "linewidth": 0.8}
+        start = bottom - below * scale
+        ax.bar(last * (1 + _BAR), -size * scale, last * _BAR, start, gid=f"textbook {part}", **style)
         below += size
 
 

@@ -62,10 +62,11 @@ def save(picture: Axes | Figure, path: str | os.PathLike[str]) -> None:
         raise DlearnError(
             f"{Path(path).name!r}: a picture is saved as .svg, .png or .pdf, not as {ending or 'a file without ending'}"
         )
-    Path(path).write_bytes(svg_of(picture).encode() if ending == ".svg" else _content(_figure(picture), ending))
+    Path(path).write_bytes(svg_of(picture).encode() if ending == ".svg" else _content(figure_of(picture), ending))
 
 
-def _figure(picture: Axes | Figure) -> Figure:
+def figure_of(picture: Axes | Figure) -> Figure:
+    """Return the figure that these axes are a part of."""
     figure = picture if isinstance(picture, Figure) else picture.get_figure(root=True)
     if figure is None:
         raise DlearnError("these axes belong to no figure any more: draw them again, then save.")
@@ -74,7 +75,7 @@ def _figure(picture: Axes | Figure) -> Figure:
 
 def svg_of(picture: Axes | Figure) -> str:
     """Return the figure as SVG; one of ours is dark where its reader's page is."""
-    figure = _figure(picture)
+    figure = figure_of(picture)
     # A hundredth of a point is enough: of the 160 kB of a picture with hatches a third goes.
     short = _PATH.sub(lambda path: _HUNDREDTHS.sub(r"\1", path[0]), _content(figure, ".svg").decode())
     svg = _told(short, finding_of(figure), description_of(figure))
@@ -140,10 +141,9 @@ def closed_after() -> Iterator[None]:
 
 def png_of(ax: Axes) -> bytes:
     """Return the PNG of a picture, for a page to show."""
-    figure = _figure(ax)
     file = io.BytesIO()
     # Every drawing fits its figure: looking once more for what sticks out would cost a third of the time.
-    figure.savefig(file, format="png", dpi=110)
+    figure_of(ax).savefig(file, format="png", dpi=110)
     return file.getvalue()
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from itertools import accumulate, groupby, starmap
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, groupby
 from math import log10
 from typing import Any
 
@@ -17,13 +17,12 @@ from matplotlib.patches import Rectangle
 from dlearn.analysis.findings import sequence_finding, size_text
 from dlearn.analysis.telling.repeats import repeats
 from dlearn.analysis.telling.words import problem_sentences
-from dlearn.analysis.volume.comparing import Amount
 from dlearn.analysis.walking.steps import WalkParts
 from dlearn.draw import canvas, sequence_labels
 from dlearn.draw.arrows import draw_arrow, in_legend
 from dlearn.draw.canvas import points, write
 from dlearn.draw.palette import FAINT, INK, LANE, MISSING, line_color, look
-from dlearn.draw.sequence_labels import Block, BlockBuilder, Lifelines, MessageArrow, NotDrawn
+from dlearn.draw.sequence_labels import Block, BlockBuilder, Lifelines, MessageArrow
 from dlearn.draw.text import TEXT_PT, cut, plain, text_width
 from dlearn.join.joining import operations
 from dlearn.join.operation_messages import message_count, messages_of
@@ -64,8 +63,9 @@ def sequence(trace: Trace, *, ax: Axes | None = None) -> Axes:
             _draw_times(ax, cycle, top, top + cycle.height - 0.15)
         top += cycle.height
     legend = [in_legend(how) for how in dict.fromkeys(arrow.how for arrow in rows.arrows)]
-    labels: dict[str, Any] = {"title": sequence_finding(trace), "legend": legend, "notes": _notes(trace, rows)}
-    return canvas.frame(ax, **labels, above_in=above_in, below_in=0.08, marked=canvas.in_red(trace))
+    sizes: dict[str, Any] = {"above_in": above_in, "below_in": 0.08}
+    title, notes, red = sequence_finding(trace), _notes(trace, rows), canvas.in_red(trace)
+    return canvas.frame(ax, title=title, legend=legend, notes=notes, marked=red, **sizes)
 
 
 def _draw_lifelines(ax: Axes, lines: Lifelines, height: float) -> float:
@@ -120,13 +120,10 @@ def _draw_block(ax: Axes, block: Block, y: float) -> None:
         at += height
     if block.bar:
         left, right = block.over[0] - 0.4, block.over[1] + 0.4
-        style, stuck = look(block.op), block.stuck
-        ax.add_patch(
-            Rectangle(
-                (left, at + 0.1), right - left, 0.8, facecolor=style.pale, linewidth=1.2 if stuck else 0.6, zorder=2,
-                edgecolor=MISSING if stuck else style.line, gid="bar",
-            )
-        )  # fmt: skip
+        style: dict[str, Any] = {"facecolor": look(block.op).pale, "zorder": 2, "gid": "bar"}
+        style |= {"edgecolor": MISSING if block.stuck else look(block.op).line}
+        style |= {"linewidth": 1.2 if block.stuck else 0.6}
+        ax.add_patch(Rectangle((left, at + 0.1), right - left, 0.8, **style))
         text = cut(block.bar, (right - left) * column_pt - 8, size=TEXT_PT)
         write(ax, (left + right) / 2, at + 0.5, text, ha="center", zorder=5)
 
@@ -137,12 +134,10 @@ def _draw_arrow(ax: Axes, arrow: MessageArrow, block: Block, y: float) -> None:
     if arrow.wraps:
         side = 0.45 if src > dst else -0.45
         ends = [(src, src + side), (dst - side, dst)]
-    for place, (begin, end) in enumerate(ends):
-        draw_arrow(
-            ax, (begin, y), (end, y), how=arrow.how, color=MISSING if arrow.how == "missing" else color,
-            width=0.7 + 0.5 * max(0.0, log10(arrow.payload_bytes or 1) - 1),
-            gid="comes in" if place else "message {} to {}".format(*arrow.ends),
-        )  # fmt: skip
+    color = MISSING if arrow.how == "missing" else color
+    width = 0.7 + 0.5 * max(0.0, log10(arrow.payload_bytes or 1) - 1)
+    for (begin, end), gid in zip(ends, ("message {} to {}".format(*arrow.ends), "comes in"), strict=False):
+        draw_arrow(ax, (begin, y), (end, y), how=arrow.how, color=color, linewidth=width, gid=gid)
     if arrow.label:
         ink = FAINT if arrow.control else line_color(arrow.how)
         write(ax, arrow.middle, y - 0.14, arrow.label, ha="center", va="bottom", color=ink, zorder=5, **_PAPER)
@@ -168,10 +163,10 @@ def _notes(trace: Trace, rows: Rows) -> list[str]:
         told.append("The ring is closed: the arrow that leaves at one side comes in at the other.")
     if rows.merged and any(arrow.count > 1 for arrow in rows.arrows):
         told.append("An arrow stands for all messages of one operation between two ranks.")
-    hidden = "ranks without a lifeline"
-    whose = "that RPC sends for itself", f"of {hidden}", f"that never came, of {hidden}"
-    for what, (count, size) in zip(whose, rows.not_drawn, strict=True):
-        told += [f"Not drawn: {count_text(count, 'message')} {what}, {size_text(size)}."] if count else []
+    for why in (sequence_labels.CONTROL, sequence_labels.LEFT_OUT, sequence_labels.NEVER_CAME):
+        if rows.not_drawn[why]:
+            count, size = count_text(rows.not_drawn[why], "message"), size_text(rows.bytes_not_drawn[why])
+            told.append(f"Not drawn: {count} {why}, {size}.")
     if rows.lines.stands_for:
         told.append("What several ranks do alike is drawn once, with the bytes of one of them.")
     if any(cycle.times > 1 for cycle in rows.cycles):
@@ -210,7 +205,9 @@ class Rows:
     merged: bool = False
     before: int = 0
     after: int = 0
-    not_drawn: NotDrawn = sequence_labels.ALL_DRAWN
+    not_drawn: Counter[str] = field(default_factory=Counter)
+    """Messages without an arrow, by the reason."""
+    bytes_not_drawn: Counter[str] = field(default_factory=Counter)
 
     @property
     def arrows(self) -> list[MessageArrow]:
@@ -236,16 +233,15 @@ def _rows(trace: Trace, width_pt: float, *, few: bool, steps: bool) -> Rows:
         trace, lines, width_pt / max(1, len(lines.names)), steps=steps, tagged=len(tags) > 1,
         control=_control_count(trace) <= _FEW_CONTROL,
     )  # fmt: skip
-    built: list[sequence_labels.OperationRows] = [sequence_labels.OperationRows()] * len(shown)
+    built: list[Block | None] = [None] * len(shown)
     for one, places in shown.alike():
-        drawn = builder.rows_of(one)
+        block = builder.block_of(one, times=len(places))
         for place in places.tolist():
-            built[place] = drawn
+            built[place] = block
     blocks = _in_steps(trace, shown, built)
     whole = Rows(lines, tuple(Cycle((block,)) for block in blocks), merged=not steps)
     whole = whole if few else _cut(lines, fold(blocks, most_rows=MOST_ROWS))
-    amounts = np.array([rows.not_drawn for rows in built], np.int64).reshape(-1, 3, 2).sum(axis=0)
-    return replace(whole, not_drawn=NotDrawn(*starmap(Amount, amounts.tolist())))
+    return replace(whole, not_drawn=builder.counts, bytes_not_drawn=builder.sizes)
 
 
 def _control_count(trace: Trace) -> int:
@@ -255,7 +251,7 @@ def _control_count(trace: Trace) -> int:
     return sum(each.control for one in calls for each in messages_of(one))
 
 
-def _in_steps(trace: Trace, shown: Operations, built: Sequence[sequence_labels.OperationRows]) -> list[Block]:
+def _in_steps(trace: Trace, shown: Operations, built: Sequence[Block | None]) -> list[Block]:
     """Return blocks in the order of sending (a receive may be posted long before), each with its span."""
     sent_ns = shown.start_ns.copy()
     for one, places in shown.alike():
@@ -263,7 +259,7 @@ def _in_steps(trace: Trace, shown: Operations, built: Sequence[sequence_labels.O
             sent_ns[places] = shown.times(places)[2][:, 0]
     order = np.argsort(sent_ns, kind="stable").tolist()
     parts = WalkParts(trace) if trace.whole.spans else None
-    blocks = [(place, block) for place in order if (block := built[place].block) is not None]
+    blocks = [(place, block) for place in order if (block := built[place]) is not None]
     return [replace(block, step=parts.span_of(shown[place]) if parts else "") for place, block in blocks]
 
 
@@ -286,10 +282,8 @@ def _that_fit(cycles: Sequence[Cycle]) -> Sequence[Cycle]:
 
 def fold(blocks: Sequence[Block], *, most_rows: int) -> list[Cycle]:
     """Merge calls that repeat, or equal steps, whichever takes fewer rows; at most `most_rows` each."""
-    return min(
-        _calls_together(blocks, most_rows), _steps_together(blocks, most_rows),
-        key=lambda cycles: sum(cycle.height for cycle in cycles),
-    )  # fmt: skip
+    ways = _calls_together(blocks, most_rows), _steps_together(blocks, most_rows)
+    return min(ways, key=lambda cycles: sum(cycle.height for cycle in cycles))
 
 
 def _steps_together(blocks: Sequence[Block], most_rows: int) -> list[Cycle]:
@@ -298,17 +292,13 @@ def _steps_together(blocks: Sequence[Block], most_rows: int) -> list[Cycle]:
     for place, block in enumerate(blocks):
         steps[block.step or place].append(block)
     cycles: list[Cycle] = []
-    for (_, named), equal in groupby(steps.values(), key=lambda step: (_kinds(step), bool(step[0].step))):
+    for (_, named), equal in groupby(steps.values(), key=lambda step: (Counter(step), bool(step[0].step))):
         alike = list(equal)
         if named and len(alike) > 1 and sum(block.height for block in alike[0]) <= most_rows:
             cycles.append(_cycle(alike))
         else:
             cycles += _calls_together([block for step in alike for block in step], most_rows)
     return cycles
-
-
-def _kinds(blocks: Iterable[Block]) -> Hashable:
-    return frozenset(Counter(blocks).items())
 
 
 def _calls_together(blocks: Sequence[Block], most_rows: int) -> list[Cycle]:

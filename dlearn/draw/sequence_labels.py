@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import NamedTuple
 
 from dlearn.analysis.findings import in_words, size_text, sizes_text, stuck_reasons
 from dlearn.analysis.telling.words import NAMES_SHOWN
 from dlearn.analysis.volume.alike_ranks import alike_ranks
-from dlearn.analysis.volume.comparing import Amount
 from dlearn.analysis.volume.flows import flows
 from dlearn.draw.text import TEXT_PT, cut, plain, text_width
 from dlearn.draw.timeline_model import ranks_shown
@@ -87,25 +85,9 @@ def _height(row: ArrowRow) -> float:
     return lowest + max((arrow.level for arrow in row), default=0.0)
 
 
-NOTHING = Amount()
-
-
-class NotDrawn(NamedTuple):
-    """Messages without an arrow: RPC's own, and those of ranks without a lifeline, that came or never came."""
-
-    control: Amount = NOTHING
-    left_out: Amount = NOTHING
-    never: Amount = NOTHING
-
-
-ALL_DRAWN = NotDrawn()
-
-
-class OperationRows(NamedTuple):
-    """What is drawn of an operation, and what is not."""
-
-    block: Block | None = None
-    not_drawn: NotDrawn = ALL_DRAWN
+CONTROL = "that RPC sends for itself"
+LEFT_OUT = "of ranks without a lifeline"
+NEVER_CAME = "that never came, of ranks without a lifeline"
 
 
 @dataclass(frozen=True)
@@ -118,25 +100,37 @@ class BlockBuilder:
     steps: bool
     tagged: bool
     control: bool
+    counts: Counter[str] = field(default_factory=Counter)
+    """Of messages without an arrow, by the reason."""
+    sizes: Counter[str] = field(default_factory=Counter)
+    """Their payload bytes."""
 
-    def rows_of(self, operation: Operation) -> OperationRows:
-        """Return the block of an operation; without one where none of its messages is drawn."""
+    def block_of(self, operation: Operation, *, times: int) -> Block | None:
+        """Return the block of an operation, None where none of its messages is drawn; count those `times`."""
         found = messages_of(operation) if operation.is_message or operation.is_call else []
         if found:
-            return self._of_messages(operation, found)
-        out = [pair for pair in sums_of(operation) if self.lines.hides(pair.src, pair.dst)]
-        came = _amount(pair for pair in out if pair.how != "missing")
-        never = _amount(pair for pair in out if pair.how == "missing")
-        return OperationRows(self._of_pairs(operation), NotDrawn(left_out=came, never=never))
+            return self._of_messages(operation, found, times)
+        for pair in sums_of(operation):
+            if self.lines.hides(pair.src, pair.dst):
+                why = NEVER_CAME if pair.how == "missing" else LEFT_OUT
+                self._count(why, times * pair.message_count, times * (pair.payload_bytes or 0))
+        return self._of_pairs(operation)
 
-    def _of_messages(self, operation: Operation, found: Sequence[Message]) -> OperationRows:
-        mine = [each for each in found if self.control or not each.control]
-        drawn = [each for each in mine if self.lines.draws(each.src, each.dst)]
-        arrows = [(self._arrow(operation, each),) for each in drawn]
+    def _of_messages(self, operation: Operation, found: Sequence[Message], times: int) -> Block | None:
+        arrows: list[ArrowRow] = []
+        for each in found:
+            if each.control and not self.control:
+                self._count(CONTROL, times, times * (each.payload_bytes or 0))
+            elif self.lines.hides(each.src, each.dst):
+                self._count(LEFT_OUT, times, times * (each.payload_bytes or 0))
+            elif self.lines.draws(each.src, each.dst):
+                arrows.append((self._arrow(operation, each),))
         reasons = self._stuck(operation) if operation.pending or operation.missing else ()
-        control = _amount([each for each in found if each.control and not self.control])
-        left_out = _amount([each for each in mine if self.lines.hides(each.src, each.dst)])
-        return OperationRows(self._block(operation, reasons, arrows) if arrows else None, NotDrawn(control, left_out))
+        return self._block(operation, reasons, arrows) if arrows else None
+
+    def _count(self, why: str, count: int, size: int) -> None:
+        self.counts[why] += count
+        self.sizes[why] += size
 
     def _arrow(self, operation: Operation, message: Message) -> MessageArrow:
         src, dst = self.lines.column[message.src], self.lines.column[message.dst]
@@ -243,7 +237,7 @@ class BlockBuilder:
                     break
             else:
                 rows.append([arrow])
-        return [tuple(row) for row in rows]
+        return list(map(tuple, rows))
 
     def _extent(self, arrow: MessageArrow) -> tuple[float, float]:
         if arrow.wraps:
@@ -257,7 +251,9 @@ class BlockBuilder:
         shown = tuple(plain(head, most=200) for head in heads)
         over = min(columns, default=0), max(columns, default=0)
         bar, stuck = plain(bar, most=120), bool(self._stuck(operation))
-        return Block(operation.op, _phase(operation), shown, tuple(rows), bar, over, stuck)
+        phase = operation.ends[0].phase
+        phase = "" if phase == "none" else phase
+        return Block(operation.op, phase, shown, tuple(rows), bar, over, stuck)
 
     def _stuck(self, operation: Operation) -> tuple[str, ...]:
         """Return why the operation does not end, the longest text first; nothing if it did."""
@@ -286,16 +282,6 @@ def _message_names(operation: Operation, message: Message) -> tuple[str, ...]:
     if operation.failed or not message.step or not (message.tensors or exchange.reply):
         return (whole,)
     return whole, f"result of {exchange.call.function}" if exchange.call is not None else "the value"
-
-
-def _amount(found: Iterable[Message | PairSum]) -> Amount:
-    counts = [(each.message_count if isinstance(each, PairSum) else 1, each.payload_bytes or 0) for each in found]
-    return Amount(sum(count for count, _ in counts), sum(size for _, size in counts))
-
-
-def _phase(operation: Operation) -> str:
-    phase = operation.ends[0].phase
-    return "" if phase == "none" else phase
 
 
 def _closes_ring(members: Sequence[int], step: Sequence[PairSum]) -> tuple[int, int] | None:
@@ -339,7 +325,10 @@ def lifelines(trace: Trace, *, once: bool) -> Lifelines:
     shown = [rank for rank in ranks if first.get(rank, rank) == rank]
     own = {*shown}
     if len(shown) > MOST_LIFELINES:
-        own = {*shown[:_FIRST], *shown[-_LAST:], *(rank + by for rank in _stuck(trace) for by in (-1, 0, 1))}
+        missing = dict.fromkeys(rank for each in operations(trace).unusual() for rank in each.missing)
+        own = {*shown[:_FIRST], *shown[-_LAST:]}
+        for rank in [*missing][:_MOST_STUCK]:
+            own |= {rank - 1, rank, rank + 1}
     names: list[str] = []
     column: dict[int, int] = {}
     gaps: set[int] = set()
@@ -351,18 +340,8 @@ def lifelines(trace: Trace, *, once: bool) -> Lifelines:
             continue
         for rank in together:
             column[rank] = len(names)
-            names.append(_name(trace, [each for each in ranks if first.get(each, each) == rank]))
+            equal = [trace.label(each) for each in ranks if first.get(each, each) == rank]
+            told = ", ".join(equal[:2]) + ", …" * (len(equal) > 2)
+            names.append(f"each of {len(equal)}: {told}" if len(equal) > 1 else told)
     column |= {rank: column[stand_in] for rank, stand_in in first.items() if stand_in in column}
     return Lifelines(column, tuple(names), frozenset(gaps), first)
-
-
-def _name(trace: Trace, ranks: Sequence[int]) -> str:
-    """Return "rank 0" or "each of 4: rank 1, rank 2, …"."""
-    told = ", ".join(trace.label(rank) for rank in ranks[:2]) + (", …" if len(ranks) > 2 else "")
-    return f"each of {len(ranks)}: {told}" if len(ranks) > 1 else told
-
-
-def _stuck(trace: Trace) -> list[int]:
-    """Return the first ranks that never made a call."""
-    missing = [rank for each in operations(trace).unusual() for rank in each.missing]
-    return [*dict.fromkeys(missing)][:_MOST_STUCK]

@@ -76,10 +76,10 @@ def steps(trace: Trace, *, ax: Axes | None = None) -> Axes:
 
 def _columns(found: RunSteps) -> list[Column]:
     """Return one for each step, or for as many as share it, so that columns are wide enough."""
-    count, columns = len(found.steps), []
-    each = -(-count // MOST_COLUMNS) or 1
-    for first in range(0, count, each):
-        places = range(count)[first : first + each]
+    everything, columns = range(len(found.steps)), []
+    each = -(-len(everything) // MOST_COLUMNS) or 1
+    for first in everything[::each]:
+        places = everything[first : first + each]
         longest = max(places, key=lambda place: found.steps[place].order_ns)
         columns.append(Column(found.steps[longest], longest, places))
     return columns
@@ -89,10 +89,10 @@ def _draw_lengths(ax: Axes, found: RunSteps, columns: Sequence[Column]) -> None:
     """Draw bars upwards from a line, the odd one darker and with its name; dotted, the median of all."""
     lengths, odd = found.lengths_ns, found.odd
     scale = (_BARS_IN - 0.22) / max(lengths, default=1)
-    boxes, faces, endless = [], [], []
+    boxes, faces = [], []
+    endless = [at for at, column in enumerate(columns) if column.step.length_ns is None]
     for at, (step, place, _) in enumerate(columns):
         if step.length_ns is None:
-            endless.append(at)
             continue
         top = _BARS_IN - scale * step.length_ns
         boxes.append((at - 0.42, at + 0.42, top, _BARS_IN))
@@ -140,9 +140,8 @@ def _label_axes(ax: Axes, found: RunSteps, columns: Sequence[Column], row: float
         named = {own, *(place for place in named if abs(place - own) * row * 72 > TEXT_PT)}
     heights = {place: _CELLS_IN + (place + 0.5) * row for place in sorted(named)}
     ax.set_yticks([*heights.values()], [labels[place] for place in heights], parse_math=False)
-    scale = {"0": _BARS_IN - 0.06, time_text(max(found.lengths_ns, default=0)): 0.22}
-    for text, height in scale.items():
-        across = ax.get_yaxis_transform()
+    across = ax.get_yaxis_transform()
+    for text, height in (("0", _BARS_IN - 0.06), (time_text(max(found.lengths_ns, default=0)), 0.22)):
         write(ax, -0.02, height, text, ha="right", transform=across, color=FAINT)
     places = range(0, len(columns), max(1, len(columns) // 10))
     ax.set_xticks([*places], [str(columns[at].places[0]) for at in places])

@@ -57,11 +57,8 @@ def cut(text: str, width: float, *, size: float, bold: bool = False) -> str:
     """Cut text to what `width` points hold."""
     if text_width(text, size=size, bold=bold) <= width:
         return text
-
-    def width_of(count: int) -> float:
-        return text_width(f"{text[:count]}…", size=size, bold=bold)
-
-    too_many = bisect_right(range(len(text)), width, key=width_of)
+    shorter = [f"{text[:count]}…" for count in range(len(text))]
+    too_many = bisect_right(shorter, width, key=partial(text_width, size=size, bold=bold))
     return text[: max(0, too_many - 1)].rstrip() + "…"
 
 

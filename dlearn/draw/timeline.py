@@ -13,17 +13,16 @@ from matplotlib.patches import Patch
 from dlearn.analysis.ddp.step_times import step_times
 from dlearn.analysis.findings import hang_finding, traffic_finding
 from dlearn.analysis.telling.words import network_sentences, problem_sentences
-from dlearn.analysis.volume.flows import Flow
 from dlearn.analysis.volume.traffic import traffic
 from dlearn.draw import canvas
 from dlearn.draw.arrows import MOST_ARROWS, draw_arrow, in_legend
-from dlearn.draw.call_marks import CallBars, CriticalPath, Outcomes, TimelineMark, Waits, legend_key
+from dlearn.draw.call_marks import CallBars, CriticalPath, Outcomes, TimelineMark, Utilization, Waits, legend_key
 from dlearn.draw.canvas import Box, points_per_ms
 from dlearn.draw.layout.lanes import SPAN_IN, STRIP_IN, height_in
 from dlearn.draw.palette import FAINT, INK, LANE, STRIP, WORKS
 from dlearn.draw.step_strip import steps
 from dlearn.draw.text import TEXT_PT, plain, text_width
-from dlearn.draw.timeline_model import MOST_SPAN_ROWS, THIN, Bar, TimelineModel, stem_of, timeline_model, wait_text
+from dlearn.draw.timeline_model import MOST_SPAN_ROWS, THIN, Bar, TimelineModel, stem_of, wait_text
 from dlearn.shown import count_text
 from dlearn.trace import Trace
 
@@ -40,12 +39,13 @@ def timeline(trace: Trace, *, arrows: bool = False, ax: Axes | None = None) -> A
     """
     if len(step_times(trace).titles) > MOST_STEPS:
         return steps(trace, ax=ax)
-    model = timeline_model(trace, derived=arrows)
-    ax = ax or _new_axes(model)
+    model = TimelineModel(trace, derived=arrows)
+    left_in = canvas.left_margin_in(line for name in model.names for line in name.splitlines())
+    ax = ax or canvas.new_axes(height_in=min(height_in(model.lanes), _TALLEST_IN), left_in=left_in)
     if not (model.bars or model.crowded or model.spans or model.gradients):
         return canvas.draw_message_instead(ax, "This trace holds no operation, span or gradient.")
     _label_axes(ax, model)
-    kinds = CallBars, Waits, Spans, Gradients, MessageArrows, CriticalPath, Outcomes
+    kinds = CallBars, Utilization, Waits, Spans, Gradients, MessageArrows, CriticalPath, Outcomes
     marks: list[TimelineMark] = [kind(model) for kind in kinds]
     hang, longest, sent = hang_finding(trace), model.longest_wait, traffic_finding(traffic(trace))
     title, notes, marked = hang or sent, [], canvas.in_red(trace)
@@ -58,11 +58,6 @@ def timeline(trace: Trace, *, arrows: bool = False, ax: Axes | None = None) -> A
     notes += [note for mark in marks for note in mark.notes(ax)]
     legend = [key for mark in marks for key in mark.legend()]
     return canvas.frame(ax, title=title, legend=legend, notes=notes, marked=marked)
-
-
-def _new_axes(model: TimelineModel) -> Axes:
-    left_in = canvas.left_margin_in(line for name in model.names for line in name.splitlines())
-    return canvas.new_axes(height_in=min(height_in(model.lanes), _TALLEST_IN), left_in=left_in)
 
 
 def _label_axes(ax: Axes, model: TimelineModel) -> None:
@@ -160,14 +155,19 @@ class MessageArrows(TimelineMark):
         bars = {(id(bar.operation), bar.rank): bar for bar in self.model.bars}
         for flow in self.model.arrows:
             src, dst = bars.get((id(flow.operation), flow.src)), bars.get((id(flow.operation), flow.dst))
-            top, bottom = _tips(self.model, flow, src, dst)
-            sent, received = _times(self.model, flow, dst)
-            name, bar, more = f"message {flow.src} to {flow.dst}", src or dst, dict[str, Any]()
+            sender, receiver = _edges(self.model, flow.src, src), _edges(self.model, flow.dst, dst)
+            # From edge to edge, as far as they face each other: clear of the text on the bars.
+            top, bottom = (sender[1], receiver[0]) if sender[0] < receiver[0] else (sender[0], receiver[1])
+            received_ns = flow.received_ns or 0  # Only messages with both times become arrows.
+            if flow.how == "derived" and dst is not None:  # A rank that is done has received everything.
+                received_ns = min(received_ns, dst.end_ns)
+            sent, received = self.model.ms(min(flow.sent_ns or 0, received_ns)), self.model.ms(received_ns)
+            bar, style = src or dst, dict[str, Any](gid=f"message {flow.src} to {flow.dst}")
             if flow.count > 1:  # As long as they are together: behind bars and their texts, in the colour of their own.
-                more["zorder"] = 1.7
+                style["zorder"] = 1.7
             if flow.count > 1 and flow.how != "missing" and bar is not None:
-                more["color"] = bar.look.line
-            draw_arrow(ax, (sent, top), (received, bottom), how=flow.how, gid=name, **more)
+                style["color"] = bar.look.line
+            draw_arrow(ax, (sent, top), (received, bottom), how=flow.how, **style)
 
     def legend(self) -> list[Artist]:
         return [in_legend(how) for how in dict.fromkeys(flow.how for flow in self.model.arrows)]
@@ -193,23 +193,10 @@ class MessageArrows(TimelineMark):
         return notes
 
 
-def _tips(model: TimelineModel, flow: Flow, src: Bar | None, dst: Bar | None) -> tuple[float, float]:
-    """Return the heights of both ends: the bars' edges that face each other, clear of their text."""
-    sender, receiver = _edges(model, flow.src, src), _edges(model, flow.dst, dst)
-    return (sender[1], receiver[0]) if sender[0] < receiver[0] else (sender[0], receiver[1])
-
-
 def _edges(model: TimelineModel, rank: int, bar: Bar | None) -> tuple[float, float]:
+    """Return top and bottom of the bar that an arrow touches, or the middle of the lane."""
     if bar is None:
         return (model.lanes[rank].middle,) * 2
     top, bottom = model.ends(bar)
     thinner = THIN * (bottom - top) if bar.waited_ns and bar.transfer_ns >= bar.end_ns else 0.0
     return top + thinner, bottom - thinner
-
-
-def _times(model: TimelineModel, flow: Flow, dst: Bar | None) -> tuple[float, float]:
-    """Return the times of both ends in ms; where they are derived, a rank that is done has received everything."""
-    sent, received = flow.sent_ns or 0, flow.received_ns or 0  # Only messages with both times become arrows.
-    if flow.how == "derived" and dst is not None:
-        received = min(received, dst.end_ns)
-    return model.ms(min(sent, received)), model.ms(received)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from dlearn.analysis.findings import absent_texts, hang_finding, size_text, stuck_reasons, time_text
-from dlearn.analysis.volume.flows import Flow, Sums, count_messages
+from dlearn.analysis.volume.flows import count_messages
 from dlearn.analysis.walking.own_work import works_alone
 from dlearn.draw import canvas
 from dlearn.draw.arrows import arrows_of
@@ -54,40 +53,81 @@ class SpanRow(NamedTuple):
     shade: int | None
 
 
-@dataclass(frozen=True)
 class TimelineModel:
     """Everything that a timeline shows: times in ns, lanes in inches."""
 
-    trace: Trace
-    groups: dict[int, tuple[int, ...]]
-    """Rank with a lane -> the ranks that it stands for, itself included."""
-    start_ns: int
-    end_ns: int
-    bars: list[Bar]
-    spans: list[SpanRow]
-    spans_left_out: int
-    shared_spans: bool
-    """Whether the spans of the first rank stand for those of all ranks."""
-    gradients: list[Gradient]
-    gradients_left_out: int
-    lanes: dict[int, Lane]
-    arrows: list[Flow]
-    no_room: int
-    """Messages without room for an arrow."""
-    sums: Sums
-    hidden: int
-    """Derived messages that were not asked for."""
-    control: int
-    """Calls that RPC makes for itself, which are not drawn."""
-    start_up: int
-    """Calls that RPC made before the program's first, which are not drawn either."""
-    calls: Calls
-    """Those of all ranks; where they are too many, `bars` has only those that went wrong."""
+    def __init__(self, trace: Trace, *, derived: bool) -> None:
+        """Choose what is shown of this trace, with arrows of `derived` messages if asked for."""
+        shown = operations(trace)
+        self.trace, self.calls = trace, shown.calls
+        self.crowded = len(self.calls) > MOST_BARS
+        """Whether calls are too many for bars: `bars` has only those that went wrong."""
+        begun = set() if self.crowded or trace is not trace.whole else _start_up(shown)
+        drawn = [each for each in shown if id(each) not in begun] if begun else shown
+        first_ns = min((each.start_ns for each in drawn), default=0) if begun else None
+        self.start_ns, self.end_ns = _window(trace, self.calls, first_ns)
+        length_ns, everyone = self.end_ns - self.start_ns, ranks_shown(trace)
+        if self.crowded:  # Only the first that some rank did not begin or end.
+            wrong = [each for each in shown.unusual() if each.missing or each.pending or each.failed]
+            called = wrong[: MOST_BARS // 100]
+        else:
+            called = [each for each in drawn if not is_control(each)]
+        bars = bars_of(called, trace, until_ns=self.end_ns)
+        longest = None if self.crowded else _longest_wait(bars)
+        own = canvas.never_came(trace)
+        own = own or ([] if longest is None else [longest.rank, longest.waited_for])
+        self.groups = lane_groups(self.calls, everyone, length_ns, own=own)
+        """Rank with a lane -> the ranks that it stands for, itself included."""
+        # Below the utilization of a rank, where there is one.
+        bars = [bar for bar in bars if bar.rank in self.groups]
+        self.bars = _in_rows(bars, length_ns // 250, first_row=int(self.crowded))
+        gradients = trace.rows.where(trace.table.is_a(Gradient))
+        have_room = len(gradients) <= MOST_BARS
+        self.gradients_left_out = 0 if have_room else len(gradients)
+        found = gradients.of(Gradient) if have_room else ()
+        self.gradients = [gradient for gradient in found if gradient.rank in self.groups]
+        self._choose_spans()
+        self.sums = count_messages(shown, set(everyone))
+        scale = _LANES_WIDTH * 72 * width_in() / length_ns
+        self.arrows, self.no_room = arrows_of(drawn, [*self.groups], self.sums, points_per_ns=scale, derived=derived)
+        self.hidden = 0 if derived else self.sums.derived
+        self.start_up = len(begun)
+        """Calls that RPC made before the program's first."""
+        self.control = 0 if self.crowded else len(drawn) - len(called)
+        """Calls that RPC makes for itself."""
 
-    @property
-    def crowded(self) -> bool:
-        """Return whether calls are too many for bars."""
-        return len(self.calls) > MOST_BARS
+    def _choose_spans(self) -> None:
+        """Keep the spans that have room, each with its row in its lane and the shade of its box."""
+        trace, table, first = self.trace, self.trace.table, next(iter(self.groups), None)
+        found = trace.rows.where(table.is_a(Span))
+        lasted_ns = np.where(table.end_ns == NONE, self.end_ns, table.end_ns) - table.start_ns
+        wide = lasted_ns > (self.end_ns - self.start_ns) // BINS
+        wide |= len(found) <= MOST_BARS
+        self.spans_left_out = int((~wide).sum())
+        spans = [span for span in found.where(wide).of(Span) if span.rank in self.groups]
+        self.shared_spans = _are_shared(spans, [*self.groups])
+        """Whether the spans of the first rank stand for those of all ranks."""
+        if self.shared_spans:
+            spans = [span for span in spans if span.rank == first]
+        times = [(span.rank, span.start_ns, span.end_ns or self.end_ns) for span in spans]
+        # One shade for "F0", "F1" and "F2", and the next for "B0" and "B1".
+        works = works_alone(trace)
+        stems = list(dict.fromkeys(map(stem_of, works.values())))
+        own: list[int | None] = [None] * len(spans)
+        for place, span in enumerate(spans):
+            if (span.rank, span.number) in works:
+                own[place] = stems.index(stem_of(span)) % len(WORKS)
+        self.spans = list(map(SpanRow, spans, rows_for(times, range(len(spans))), own))
+
+    @cached_property
+    def lanes(self) -> dict[int, Lane]:
+        """Return the lane of each rank; spans need no room for bars where nothing is called."""
+        rows = depths((bar.rank, bar.row) for bar in self.bars)
+        if not len(self.calls):
+            rows = {each.span.rank: 0 for each in self.spans}
+        above = depths((each.span.rank, each.row) for each in self.spans if each.row < MOST_SPAN_ROWS)
+        strips = {gradient.rank for gradient in self.gradients}
+        return stack([*self.groups], rows=rows, spans=above, strips=strips)
 
     @cached_property
     def longest_wait(self) -> Bar | None:
@@ -110,65 +150,8 @@ class TimelineModel:
         return [label + f"\nand {more[rank]:,} alike" * bool(more[rank]) for rank, label in labels.items()]
 
 
-def timeline_model(trace: Trace, *, derived: bool) -> TimelineModel:
-    """Return what a timeline of this trace shows, with arrows of `derived` messages if asked for."""
-    shown = operations(trace)
-    calls = shown.calls
-    many = len(calls) > MOST_BARS
-    begun = set() if many or trace is not trace.whole else _start_up(shown)
-    drawn = [each for each in shown if id(each) not in begun] if begun else shown
-    start_ns, end_ns = _window(trace, calls, min((each.start_ns for each in drawn), default=0) if begun else None)
-    kept = _gone_wrong(shown) if many else [each for each in drawn if not is_control(each)]
-    bars = bars_of(kept, trace, until_ns=end_ns)
-    longest = None if many else _longest_wait(bars)
-    own = canvas.never_came(trace) or ([] if longest is None else [longest.rank, longest.waited_for])
-    groups = lane_groups(calls, ranks_shown(trace), end_ns - start_ns, own=own)
-    ranks = tuple(groups)
-    # Below the utilization of a rank, where there is one.
-    bars = _in_rows([bar for bar in bars if bar.rank in groups], (end_ns - start_ns) // 250, first_row=int(many))
-    spans, too_short, shared = _spans(trace, ranks, start_ns, end_ns)
-    gradients = trace.rows.where(trace.table.is_a(Gradient))
-    have_room = len(gradients) <= MOST_BARS
-    ticks = [gradient for gradient in gradients.of(Gradient) if gradient.rank in groups] if have_room else []
-    sums = count_messages(shown, set(ranks_shown(trace)))
-    scale = _LANES_WIDTH * 72 * width_in() / (end_ns - start_ns)
-    arrows, no_room = arrows_of(drawn, ranks, sums, points_per_ns=scale, derived=derived)
-    return TimelineModel(
-        trace=trace, groups=groups, start_ns=start_ns, end_ns=end_ns, bars=bars, spans=spans, gradients=ticks,
-        spans_left_out=too_short, shared_spans=shared,
-        gradients_left_out=0 if have_room else len(gradients), sums=sums, hidden=0 if derived else sums.derived,
-        lanes=_lanes(ranks, bars, spans, ticks, have_calls=len(calls) > 0),
-        arrows=arrows, no_room=no_room, start_up=len(begun), control=0 if many else len(drawn) - len(kept), calls=calls,
-    )  # fmt: skip
-
-
 def _longest_wait(bars: Sequence[Bar]) -> Bar | None:
     return max((bar for bar in bars if bar.waited_ns > 0), key=lambda bar: bar.waited_ns, default=None)
-
-
-def _lanes(
-    ranks: Sequence[int], bars: Sequence[Bar], spans: Sequence[SpanRow], gradients: Sequence[Gradient], *,
-    have_calls: bool,
-) -> dict[int, Lane]:  # fmt: skip
-    rows = depths((bar.rank, bar.row) for bar in bars)
-    if not have_calls:  # Spans need no room for bars beside them.
-        rows = {each.span.rank: 0 for each in spans}
-    above = depths((each.span.rank, each.row) for each in spans if each.row < MOST_SPAN_ROWS)
-    return stack(ranks, rows=rows, spans=above, strips={gradient.rank for gradient in gradients})
-
-
-def _spans(trace: Trace, ranks: Sequence[int], start_ns: int, end_ns: int) -> tuple[list[SpanRow], int, bool]:
-    """Return the spans of these ranks that have room, how many have none, and whether they stand for all ranks."""
-    table, found = trace.table, trace.rows.where(trace.table.is_a(Span))
-    lasted_ns = np.where(table.end_ns == NONE, end_ns, table.end_ns) - table.start_ns
-    wide = (lasted_ns > (end_ns - start_ns) // BINS) | (len(found) <= MOST_BARS)
-    spans = [span for span in found.where(wide).of(Span) if span.rank in ranks]
-    shared = _are_shared(spans, ranks)
-    spans = [span for span in spans if not shared or span.rank == ranks[0]]
-    rows = rows_for([(span.rank, span.start_ns, span.end_ns or end_ns) for span in spans], range(len(spans)))
-    shades = _shades(works_alone(trace))
-    own = [shades.get((span.rank, span.number)) for span in spans]
-    return list(map(SpanRow, spans, rows, own)), int((~wide).sum()), shared
 
 
 def _in_rows(bars: Sequence[Bar], least_ns: int, *, first_row: int) -> list[Bar]:
@@ -216,12 +199,6 @@ def _start_up(shown: Operations) -> set[int]:
     return {id(each) for each in own if each.end_ns is not None and each.end_ns <= first_ns}
 
 
-def _gone_wrong(shown: Operations) -> list[Operation]:
-    """Return the first operations that some rank did not begin or end."""
-    wrong = (each for each in shown.unusual() if each.missing or each.pending or each.failed)
-    return list(islice(wrong, MOST_BARS // 100))
-
-
 def ranks_shown(trace: Trace) -> tuple[int, ...]:
     """Return all ranks, but only those with a file where there are too many for a picture."""
     found = everybody(trace)
@@ -245,13 +222,6 @@ def _window(trace: Trace, calls: Calls, from_ns: int | None) -> tuple[int, int]:
 def stem_of(span: Span) -> str:
     """Return "F" of "F0", "F1" and "F2"."""
     return span.name.strip("0123456789 ")
-
-
-def _shades(works: dict[tuple[int, int], Span]) -> dict[tuple[int, int], int]:
-    """Return one shade for "F0", "F1" and "F2", and the next for "B0" and "B1"."""
-    stems = {key: stem_of(span) for key, span in works.items()}
-    shades = {stem: shade % len(WORKS) for shade, stem in enumerate(dict.fromkeys(stems.values()))}
-    return {key: shades[stem] for key, stem in stems.items()}
 
 
 @dataclass(frozen=True)
@@ -289,26 +259,22 @@ class Bar:
         return operation.last_rank if operation.exchange is None else operation.ends[1].rank
 
 
-def bars_of(operations: Iterable[Operation], trace: Trace, *, until_ns: int) -> list[Bar]:
+def bars_of(shown: Sequence[Operation], trace: Trace, *, until_ns: int) -> list[Bar]:
     """Return a bar for each end of each operation, also for those that never came; without an end until `until_ns`."""
     bars: list[Bar] = []
-    shown = list(operations)
     kinds = {look(operation.op).family if is_collective(operation) else "" for operation in shown}
     one_kind = len(kinds) == 1 < len(shown) and kinds != {""}
-    functions = _looks_of_functions(shown)
+    # A hue for each function called by RPC, the program's own before torch's, as long as there are hues.
+    called = Counter(filter(None, map(function_of, shown)))
+    first = sorted(called, key=lambda name: (name.startswith("_"), -called[name]))
+    hues = zip(first, SERIES[:5], strict=False)
+    functions = {name: Look(f"call of {plain(name, most=30)}", hue) for name, hue in hues}
     for place, operation in enumerate(shown):
         hue = SERIES[(operation.bucket.index if operation.bucket else place) % len(SERIES)]
         own = Look(look(operation.op).family, hue) if one_kind else functions.get(function_of(operation))
         bars += [_bar(operation, end, trace, until_ns, own) for end in operation.ends]
         bars += [_absent(operation, rank, trace, until_ns) for rank in operation.missing if rank in trace.ranks]
     return sorted(bars, key=lambda bar: bar.start_ns)
-
-
-def _looks_of_functions(shown: Sequence[Operation]) -> dict[str, Look]:
-    """Give a hue to each function called by RPC, the program's own before torch's, as long as there are hues."""
-    called = Counter(filter(None, map(function_of, shown)))
-    first = sorted(called, key=lambda name: (name.startswith("_"), -called[name]))
-    return {name: Look(f"call of {plain(name, most=30)}", hue) for name, hue in zip(first, SERIES[:5], strict=False)}
 
 
 def function_of(operation: Operation) -> str:

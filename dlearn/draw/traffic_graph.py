@@ -18,8 +18,8 @@ from dlearn.draw import canvas
 from dlearn.draw.arrows import in_legend
 from dlearn.draw.canvas import points
 from dlearn.draw.layout import circle_layout as circle
-from dlearn.draw.layout.circle_layout import NODE_PT, Pair, Point, Spot
-from dlearn.draw.palette import INK, LANE, LINES, MISSING, Color, look
+from dlearn.draw.layout.circle_layout import NODE_PT, Pair, Spot
+from dlearn.draw.palette import INK, LANE, LINES, MISSING, Color, line_color, look
 from dlearn.draw.text import cut_names
 from dlearn.draw.traffic_matrix import draw_matrix
 from dlearn.draw.traffic_matrix import notes as traffic_notes
@@ -57,22 +57,21 @@ def traffic_graph(trace: Trace, *, ax: Axes | None = None) -> Axes:
     More than 24 ranks, or 60 arrows, or more than have room, are drawn as `traffic` draws them.
     """
     sent, hang = analysis.traffic(trace), hang_finding(trace)
-    ranks = sorted(sent.labels)
-    arrows = arrows_of(sent)
-    if len(ranks) > MOST_RANKS or len(arrows) > MOST_ARROWS:
-        many = count_text(len(ranks), "rank") if len(ranks) > MOST_RANKS else count_text(len(arrows), "pair")
-        why = f"{many}: too many for arrows, so a matrix as of draw.traffic."
-        return draw_matrix(trace, sent, ax, why)
+    ranks, arrows = sorted(sent.labels), arrows_of(sent)
     pairs = [arrow.pair for arrow in arrows]
     height = circle.height_pt(ranks, pairs)
     if not ranks:
         ax = ax or canvas.new_axes(height_in=height / 72, left_in=0.15)
         return canvas.draw_message_instead(ax, "This trace holds no process.")
+    if len(ranks) > MOST_RANKS or len(arrows) > MOST_ARROWS:
+        many = count_text(len(ranks), "rank") if len(ranks) > MOST_RANKS else count_text(len(arrows), "pair")
+        return draw_matrix(trace, sent, ax, f"{many}: too many for arrows, so a matrix as of draw.traffic.")
     size = (canvas.points_wide(ax, left_in=0.15), height if ax is None else points(ax, 1.0, along="y"))
     names = dict(zip(ranks, cut_names([sent.labels[rank] for rank in ranks], _WIDEST_NAME_PT), strict=True))
     places = circle.place_ranks(names, pairs, size)
-    if circle.have_no_room(places.values()):
-        why = "No room for a circle of these ranks, so a matrix as of draw.traffic."
+    labels = circle.place_labels({each.pair: each.label for each in arrows}, places, size)
+    if labels is None:
+        why = "No room for these ranks and the bytes beside each arrow, so a matrix as of draw.traffic."
         return draw_matrix(trace, sent, ax, why)
     ax = ax or canvas.new_axes(height_in=height / 72, left_in=0.15)
     canvas.describe(ax, *pair_sentences(sent))
@@ -81,14 +80,11 @@ def traffic_graph(trace: Trace, *, ax: Axes | None = None) -> Axes:
     ax.set_axis_off()
     boxes = draw_boxes(ax, places, names)
     for arrow in arrows:
-        draw_arrow(ax, arrow, places, boxes, circle.bend_of(arrow.pair, pairs))
-    labels = circle.place_labels({each.pair: each.label for each in arrows}, places, size)
-    if labels is None:
-        write_sums(ax, sent, places)
+        draw_flow(ax, arrow, places, boxes, circle.bend_of(arrow.pair, pairs))
     for arrow in arrows:
-        if labels is not None:
-            _write(ax, labels[arrow.pair], arrow.label, color=MISSING if arrow.how == "missing" else INK)
-    told = [*([f"{traffic_finding(sent)}."] if hang else []), *notes(sent, arrows, labelled=labels is not None)]
+        ink = line_color(arrow.how)
+        canvas.write(ax, *labels[arrow.pair], arrow.label, on="white", pad=0.5, zorder=4, ha="center", color=ink)
+    told = [*([f"{traffic_finding(sent)}."] if hang else []), *notes(sent, arrows)]
     marked = {names[rank]: MISSING for rank in canvas.never_came(trace) if rank in names}
     title, key = hang or traffic_finding(sent), legend(arrows)
     return canvas.frame(ax, title=title, legend=key, notes=told, below_in=0.08, marked=marked)
@@ -116,61 +112,40 @@ def arrows_of(sent: Traffic) -> list[Arrow]:
 def draw_boxes(ax: Axes, places: Mapping[int, Spot], names: Mapping[int, str]) -> dict[int, Patch]:
     """Draw a box with its name for each rank, and return the boxes: arrows begin and end at their edges."""
     boxes: dict[int, Patch] = {}
-    for rank, ((x, y), half) in places.items():
-        boxes[rank] = FancyBboxPatch(
-            (x - half, y - NODE_PT / 2), 2 * half, NODE_PT, boxstyle="round,pad=0,rounding_size=6", facecolor=LANE,
-            edgecolor=INK, linewidth=0.8, zorder=3, gid=f"rank {rank}",
-        )  # fmt: skip
+    for rank, ((x, y), half, _) in places.items():
+        style: dict[str, Any] = {"facecolor": LANE, "edgecolor": INK, "linewidth": 0.8, "zorder": 3}
+        round_box, corner = "round,pad=0,rounding_size=6", (x - half, y - NODE_PT / 2)
+        boxes[rank] = FancyBboxPatch(corner, 2 * half, NODE_PT, boxstyle=round_box, gid=f"rank {rank}", **style)
         ax.add_patch(boxes[rank])
-        _write(ax, (x, y), names[rank], behind=LANE)
+        canvas.write(ax, x, y, names[rank], on=LANE, pad=0.5, zorder=4, ha="center")
     return boxes
 
 
-def draw_arrow(ax: Axes, arrow: Arrow, places: Mapping[int, Spot], boxes: Mapping[int, Patch], bend: float) -> None:
-    """Draw it from the edge of one box to that of the other; the head alone: it is never dashed."""
+def draw_flow(ax: Axes, arrow: Arrow, places: Mapping[int, Spot], boxes: Mapping[int, Patch], bend: float) -> None:
+    """Draw an arrow from the edge of one box to that of the other; the head alone: it is never dashed."""
     src, dst = arrow.pair
     head_pt = 5.0 + 3.5 * arrow.width_pt
     line: dict[str, Any] = {"arrowstyle": "-", "linewidth": arrow.width_pt, "linestyle": LINES[arrow.how]}
     line |= {"shrinkB": 2 + 0.3 * head_pt, "gid": f"message {src} to {dst}"}
     head: dict[str, Any] = {"arrowstyle": "-|>", "linewidth": 0, "mutation_scale": head_pt, "shrinkB": 2, "gid": "head"}
+    same: dict[str, Any] = {"patchA": boxes[src], "patchB": boxes[dst], "shrinkA": 2, "color": arrow.color, "zorder": 2}
     for part in (line, head):
-        ax.add_patch(
-            FancyArrowPatch(
-                places[src].middle, places[dst].middle, patchA=boxes[src], patchB=boxes[dst], shrinkA=2,
-                color=arrow.color, zorder=2, connectionstyle=f"arc3,rad={bend}", **part,
-            )
-        )  # fmt: skip
-
-
-def write_sums(ax: Axes, sent: Traffic, places: Mapping[int, Spot]) -> None:
-    """Write what each rank sends in all outside of it: the arrows are too many for their numbers."""
-    middle = points(ax, 0.5, along="y")
-    for rank, place in places.items():
-        x, y = place.middle
-        away = NODE_PT / 2 + 8
-        _write(ax, (x, y + (away if y > middle + 1 else -away)), size_text(sent.bytes_from(rank=rank)))
-
-
-def _write(ax: Axes, at: Point, text: str, *, behind: str = "white", **more: Any) -> None:
-    canvas.write(ax, *at, text, on=behind, pad=0.5, zorder=4, **{"ha": "center"} | more)
+        start, end, bent = places[src].middle, places[dst].middle, f"arc3,rad={bend}"
+        ax.add_patch(FancyArrowPatch(start, end, connectionstyle=bent, **same, **part))
 
 
 def legend(arrows: Iterable[Arrow]) -> list[Artist]:
     """Say what each colour and line is: the op that sends most, and how that is known."""
     kinds = {(arrow.color, arrow.how): look(arrow.op).family for arrow in arrows}
-    return [
-        in_legend(how)
-        if how == "missing"
-        else Line2D([], [], color=color, linestyle=LINES[how], linewidth=_EQUAL_PT, label=f"{family}, {how}")
-        for (color, how), family in kinds.items()
-    ]
+    handles: list[Artist] = []
+    for (color, how), family in kinds.items():
+        line = Line2D([], [], color=color, linestyle=LINES[how], linewidth=_EQUAL_PT, label=f"{family}, {how}")
+        handles.append(in_legend(how) if how == "missing" else line)
+    return handles
 
 
-def notes(sent: Traffic, arrows: Sequence[Arrow], *, labelled: bool) -> list[str]:
+def notes(sent: Traffic, arrows: Sequence[Arrow]) -> list[str]:
     told = []
-    if not labelled:
-        told.append(f"{len(arrows):,} arrows are too many for a number each; draw.traffic has them all.")
-        told.append("Beside each rank stands what it sends in all.")
     if len({arrow.width_pt for arrow in arrows if arrow.how != "missing"}) > 1:
         told.append("The width of an arrow grows with the square root of its bytes.")
     if any(len(sent.known.get(arrow.pair, ())) > 1 for arrow in arrows):

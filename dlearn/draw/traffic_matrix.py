@@ -48,7 +48,12 @@ def traffic(trace: Trace, *, bytes: Bytes = "payload", ax: Axes | None = None) -
 def draw_matrix(trace: Trace, sent: Traffic | WireTraffic, ax: Axes | None, *why: str) -> Axes:
     """Draw it, with the hang as its title if there is one; `why` it is no other picture stands below."""
     hang, marked = findings.hang_finding(trace), canvas.in_red(trace)
-    ax = ax or _new_axes(sent)
+    if ax is None:
+        cells = len(sent.ranks) + _margin(len(sent.ranks))
+        left = canvas.left_margin_in([plain(label) for label in sent.labels.values()]) + 0.25
+        most = canvas.width_in() - left
+        right = most - min(cells * _COLUMN_IN, most - 0.15)
+        ax = canvas.new_axes(height_in=min(cells * _ROW_IN, _TALLEST_IN), left_in=left, right_in=right)
     if not sent.ranks:
         return canvas.draw_message_instead(ax, "This trace holds no process.")
     if isinstance(sent, WireTraffic) and sent.not_measured:
@@ -60,15 +65,6 @@ def draw_matrix(trace: Trace, sent: Traffic | WireTraffic, ax: Axes | None, *why
     finding = findings.wire_finding(sent) if isinstance(sent, WireTraffic) else traffic_finding(sent)
     told = [*why, *([f"{finding}."] if hang else []), *unit, *notes(sent)]
     return canvas.frame(ax, title=hang or finding, notes=told, above_in=above_in, below_in=0.08, marked=marked)
-
-
-def _new_axes(sent: Matrix) -> Axes:
-    cells = len(sent.ranks) + _margin(len(sent.ranks))
-    left = canvas.left_margin_in([plain(label) for label in sent.labels.values()]) + 0.25
-    width = min(cells * _COLUMN_IN, canvas.width_in() - left - 0.15)
-    return canvas.new_axes(
-        height_in=min(cells * _ROW_IN, _TALLEST_IN), left_in=left, right_in=canvas.width_in() - left - width
-    )
 
 
 def draw_cells(ax: Axes, sent: Matrix) -> None:
@@ -139,10 +135,9 @@ def _in_unit(unit: Scale) -> Callable[[int], str]:
     """Return a function that writes "1.50", three digits in this unit, and "<0.01" of less."""
 
     def text(size: int) -> str:
-        number = size / unit[1]
         if unit[1] == 1 or not size:
             return f"{size:,}"
-        return findings.three_digits(number) if number >= 0.005 else "<0.01"
+        return findings.three_digits(size / unit[1]) if size >= 0.005 * unit[1] else "<0.01"
 
     return text
 
@@ -192,24 +187,20 @@ def label_sides(ax: Axes, sent: Matrix, wanted: Collection[int]) -> float:
     first = ax.get_xticklabels()[0]
     name_pt = TEXT_PT if first.get_rotation() else text_width(first.get_text(), size=TEXT_PT)
     beside = max(0.0, name_pt - points(ax, 1 / (count + margin), along="x")) / 2
-    ax.annotate(
-        "to:", (0, 1), (-6 - beside, 3), xycoords="axes fraction", textcoords="offset points", ha="right", va="bottom",
-        fontsize=TEXT_PT, color=INK,
-    )  # fmt: skip
+    style: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "color": INK}
+    ax.annotate("to:", (0, 1), (-6 - beside, 3), ha="right", va="bottom", fontsize=TEXT_PT, **style)
     return above_in
 
 
 def notes(sent: Matrix) -> list[str]:
     told = []
     if isinstance(sent, Traffic) and sent.by_how:
-        how_known = _HOW | {"derived": f"derived from {sent.derived_from}'s algorithm"}
-        parts = ", ".join(f"{size_text(size)} {how_known[how]}" for how, size in sent.by_how.items())
+        derived, never = f"derived from {sent.derived_from}'s algorithm", "expected that never came (not counted)"
+        words = {"derived": derived, "missing": never}
+        parts = ", ".join(f"{size_text(size)} {words.get(how, how)}" for how, size in sent.by_how.items())
         told.append(f"Payload bytes: {parts}.")
     if isinstance(sent, WireTraffic) and sent.counted == "predicted":
         told.append("Predicted: payload, its framing, and what the receiver sends back. Not measured.")
     if isinstance(sent, WireTraffic) and sent.observer_bytes:
         told.append(f"{size_text(sent.observer_bytes)} of it are the recorder's own ids.")
     return told + [f"{line[:1].upper()}{line[1:]}." for line in sent.not_known()]
-
-
-_HOW = {"observed": "observed", "inferred": "inferred", "missing": "expected that never came (not counted)"}

@@ -9,7 +9,6 @@ from bisect import bisect_right, insort
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import count
 
 import numpy as np
 
@@ -20,7 +19,7 @@ MOST_LANES = 24
 """Up to this many ranks have a lane each."""
 TOLERANCE = 0.03
 """Share of the picture's width by which the calls of ranks with one lane may differ in time."""
-ROW_IN = 0.25
+_ROW_IN = 0.25
 SPAN_IN = 0.2
 STRIP_IN = 0.12
 _GAP_IN = 0.3
@@ -32,9 +31,7 @@ _MOST_BAR_ROWS_IN = 1.5
 class Lane:
     """One rank's part of the picture, from `top` to `bottom`; all in inches, downwards."""
 
-    rank: int
     top: float
-    spans: int
     strip_top: float
     bars_top: float
     row: float
@@ -66,7 +63,7 @@ def lane_groups(
     mine = {rank: order[calls.rank[order] == rank] for rank in ranks}
     same: dict[bytes, list[int]] = defaultdict(list)
     for rank, places in mine.items():
-        unseen = calls.end_ns[places] == NONE  # What hangs is like what hangs.
+        unseen = calls.end_ns[places] == NONE  # Calls that hang form a group of their own.
         same[np.append(calls.op[places], unseen).tobytes()].append(rank)
     folded: dict[int, tuple[int, ...]] = {}
     for members in same.values():
@@ -84,15 +81,14 @@ def stack(ranks: Sequence[int], *, rows: dict[int, int], spans: dict[int, int], 
     """Stack lanes from the top, each as high as its rows of bars and spans, and its strip, need."""
     lanes: dict[int, Lane] = {}
     gap = _GAP_IN if len(ranks) <= 8 else _NARROW_GAP_IN
-    y = gap / 2
+    top = gap / 2
     for rank in ranks:
         count = rows.get(rank, 1)
-        row = min(ROW_IN, _MOST_BAR_ROWS_IN / max(1, count))
-        strip = y + spans.get(rank, 0) * SPAN_IN
+        row = min(_ROW_IN, _MOST_BAR_ROWS_IN / max(1, count))
+        strip = top + spans.get(rank, 0) * SPAN_IN
         bars = strip + (STRIP_IN if rank in strips else 0)
-        bottom = bars + count * row
-        lanes[rank] = Lane(rank, y, spans.get(rank, 0), strip, bars, row, count, bottom)
-        y = bottom + gap
+        lanes[rank] = Lane(top, strip, bars, row, count, bars + count * row)
+        top = lanes[rank].bottom + gap
     return lanes
 
 
@@ -106,10 +102,8 @@ def depths(rows: Iterable[tuple[int, int]]) -> dict[int, int]:
 
 def height_in(lanes: dict[int, Lane]) -> float:
     """Return the height of all lanes, with equal margins above and below."""
-    if not lanes:
-        return 1.0
-    first = min(lane.top for lane in lanes.values())
-    return max(lane.bottom for lane in lanes.values()) + first
+    ends = list(lanes.values())
+    return ends[-1].bottom + ends[0].top if ends else 1.0
 
 
 def rows_for(intervals: Sequence[tuple[Hashable, int, int]], same: Sequence[Hashable]) -> list[int]:
@@ -123,8 +117,9 @@ def rows_for(intervals: Sequence[tuple[Hashable, int, int]], same: Sequence[Hash
     taken: dict[tuple[Hashable, int], list[tuple[int, int]]] = defaultdict(list)
     rows = [0] * len(intervals)
     for places in sorted(parts.values(), key=lambda places: min(intervals[place][1] for place in places)):
-        mine = [intervals[place] for place in places]
-        row = next(row for row in count() if all(_is_free(taken[lane, row], *when) for lane, *when in mine))
+        mine, row = [intervals[place] for place in places], 0
+        while not all(_is_free(taken[lane, row], *when) for lane, *when in mine):
+            row += 1
         for place, (lane, start, end) in zip(places, mine, strict=True):
             rows[place] = row
             insort(taken[lane, row], (start, end))

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from matplotlib.patches import Circle, FancyArrowPatch, Rectangle
+from matplotlib.patches import Circle, Rectangle
 
 from dlearn import analysis
 from dlearn.analysis.volume.topology import LinkSum, Topology
 from dlearn.draw import canvas
+from dlearn.draw.arrows import draw_arrow
 from dlearn.draw.canvas import points
+from dlearn.draw.layout.circle_layout import Point, on_circle
 from dlearn.draw.palette import FAINT, INK, LANE, SERIES
 from dlearn.draw.text import plain
 from dlearn.shown import count_text
@@ -28,69 +30,52 @@ _NAME_PT = 22.0
 _APART_PT = 46.0
 _HIGHEST_PT = 300.0
 
-Point = tuple[float, float]
-
 
 def topology(trace: Trace, *, group: str | None = None, ax: Axes | None = None) -> Axes:
     """Draw the links of NCCL's rings, from each rank to the next; of a group without a whole ring, all its links.
 
-    The wider an arrow, the more channels. Of more than 64 ranks only the links between hosts are drawn.
+    The wider an arrow, the more channels. More than 64 ranks, or 36 hosts, are too many.
     """
     found = analysis.topology(trace, group=group)
-    if found is None or not found.edges or len(found.hosts) > MOST_HOSTS:
-        why = "No log of NCCL's tells how these ranks are wired." if found is None or not found.edges else (
-            f"{len(found.hosts)} hosts are too many for a map: analysis.topology has their rings."
-        )  # fmt: skip
+    why = ""
+    if found is None or not found.edges:
+        why = "No log of NCCL's tells how these ranks are wired."
+    elif len(found.host_of) > MOST_RANKS or len(found.hosts) > MOST_HOSTS:
+        many = f"{len(found.host_of)} ranks on {count_text(len(found.hosts), 'host')}"
+        why = f"{many} are too many for a map: analysis.topology has their rings."
+    if found is None or why:
         return canvas.draw_message_instead(ax or canvas.new_axes(height_in=1.0, left_in=0.15), why)
     edges = drawn(found)
-    width = points(ax, 1.0, along="x") if ax else 72 * (canvas.width_in() - 0.3)
+    width = canvas.points_wide(ax, left_in=0.15)
     columns = min(len(found.hosts), max(1, int(width // 150)), math.ceil(math.sqrt(len(found.hosts) * 2)))
     rows = math.ceil(len(found.hosts) / columns)
     cell = (width - _APART_PT * (columns - 1)) / columns
     high = min(cell, _HIGHEST_PT)
     height = rows * high + (rows - 1) * _APART_PT
-    if ax is None:
-        ax = canvas.new_axes(height_in=height / 72, left_in=0.15)
-    else:
-        high *= points(ax, 1.0, along="y") / height
-        height = points(ax, 1.0, along="y")
+    ax = ax or canvas.new_axes(height_in=height / 72, left_in=0.15)
+    high *= points(ax, 1.0, along="y") / height
+    height = points(ax, 1.0, along="y")
     canvas.describe(ax, *found.sentences, *_told(found, edges))
     ax.set(xlim=(-1, width + 1), ylim=(height + 1, -1), xticks=[], yticks=[])
     ax.set_axis_off()
-    down, across = zip(*(divmod(at, columns) for at in range(len(found.hosts))), strict=True)
-    steps = zip(across, down, strict=True)
-    corners = [(x * (cell + _APART_PT), y * (high + _APART_PT)) for x, y in steps]
-    many = len(found.host_of) > MOST_RANKS
     places: dict[int, Point] = {}
-    for (host, ranks), corner in zip(found.hosts.items(), corners, strict=True):
+    for number, (host, ranks) in enumerate(found.hosts.items()):
+        down, across = divmod(number, columns)
+        corner = across * (cell + _APART_PT), down * (high + _APART_PT)
         ax.add_patch(Rectangle(corner, cell, high, facecolor=LANE, edgecolor=FAINT, linewidth=0.8, gid=f"host {host}"))
         canvas.write(ax, corner[0] + 6, corner[1] + _NAME_PT / 2, plain(host, most=max(8, int(cell / 6))))
-        spots = _around(corner, (cell, high), 1 if many else len(ranks))
-        places |= zip(ranks, spots * len(ranks) if many else spots, strict=True)
-        told = count_text(len(ranks), "rank") if many else ""
-        for rank, spot in zip(ranks, spots, strict=False):
-            if not many:
-                ax.add_patch(Circle(spot, _NODE_PT, facecolor="white", edgecolor=INK, linewidth=0.8, zorder=3))
-            canvas.write(ax, *spot, told or found.labels.short(rank), ha="center", zorder=4)
+        for rank, spot in zip(ranks, _around(corner, (cell, high), len(ranks)), strict=True):
+            places[rank] = spot
+            ax.add_patch(Circle(spot, _NODE_PT, facecolor="white", edgecolor=INK, linewidth=0.8, zorder=3))
+            canvas.write(ax, *spot, found.labels.short(rank), ha="center", zorder=4)
     _draw_edges(ax, edges, places)
     return canvas.frame(ax, title=title(found), legend=_legend(edges), notes=_notes(found, edges), below_in=0.08)
 
 
 def drawn(found: Topology) -> list[LinkSum]:
-    """Return the links to draw: those of whole rings, or all; of many ranks those between hosts, summed."""
-    edges = [edge for edge in found.edges if edge.use == "ring"] if found.rings else list(found.edges)
-    if found.rings and not edges:  # The log tells rings by their order alone, and nothing of links.
-        edges = list(found.edges)
-    if len(found.host_of) <= MOST_RANKS:
-        return edges
-    host_of = found.host_of
-    first = {host: ranks[0] for host, ranks in found.hosts.items()}
-    sums: dict[tuple[int, int, str, str], list[LinkSum]] = defaultdict(list)
-    for edge in edges:
-        src, dst = host_of[edge.src], host_of.get(edge.dst)
-        if dst is not None and src != dst:
-            sums[first[src], first[dst], edge.kind, edge.use].append(edge)
-    return [LinkSum(*ends, sum(edge.channels for edge in parts), parts[0].vias, ()) for ends, parts in sums.items()]
+    """Return the links to draw: those of whole rings, or all where the log has no ring or no link of one."""
+    edges = [edge for edge in found.edges if edge.use == "ring"] if found.rings else []
+    return edges or list(found.edges)
 
 
 def title(found: Topology) -> str:
@@ -110,8 +95,7 @@ def _around(corner: Point, size: Point, count: int) -> list[Point]:
     if count == 1:
         return [(x, y)]
     wide, high = size[0] / 2 - 2.2 * _NODE_PT, (size[1] - _NAME_PT) / 2 - 1.5 * _NODE_PT
-    turns = [2 * math.pi * at / count for at in range(count)]
-    return [(x + wide * math.sin(turn), y - high * math.cos(turn)) for turn in turns]
+    return [(x + wide * across, y - high * up) for across, up in on_circle(count)]
 
 
 def _draw_edges(ax: Axes, edges: Sequence[LinkSum], places: Mapping[int, Point]) -> None:
@@ -119,14 +103,11 @@ def _draw_edges(ax: Axes, edges: Sequence[LinkSum], places: Mapping[int, Point])
     for edge in edges:
         if edge.dst not in places:
             continue
-        width = 0.7 + 1.8 * edge.channels / most
-        ax.add_patch(
-            FancyArrowPatch(
-                places[edge.src], places[edge.dst], arrowstyle="-|>", mutation_scale=7 + 1.5 * width, linewidth=width,
-                color=COLORS.get(edge.kind, FAINT), shrinkA=_NODE_PT + 1, shrinkB=_NODE_PT + 1,
-                connectionstyle="arc3,rad=0.12", zorder=2, gid=f"link {edge.src} to {edge.dst} {edge.kind}",
-            )
-        )  # fmt: skip
+        width, color = 0.7 + 1.8 * edge.channels / most, COLORS.get(edge.kind, FAINT)
+        style: dict[str, Any] = {"mutation_scale": 7 + 1.5 * width, "linewidth": width, "joinstyle": "round"}
+        style |= {"shrinkA": _NODE_PT + 1, "shrinkB": _NODE_PT + 1, "connectionstyle": "arc3,rad=0.12", "zorder": 2}
+        gid = f"link {edge.src} to {edge.dst} {edge.kind}"
+        draw_arrow(ax, places[edge.src], places[edge.dst], how="observed", color=color, gid=gid, **style)
 
 
 def _legend(edges: Sequence[LinkSum]) -> list[Artist]:
@@ -149,8 +130,6 @@ def _told(found: Topology, edges: Sequence[LinkSum]) -> list[str]:
 
 def _notes(found: Topology, edges: Sequence[LinkSum]) -> list[str]:
     notes = []
-    if len(found.host_of) > MOST_RANKS:
-        notes.append("Only links between hosts are drawn, all ranks of a host together.")
     if len({edge.channels for edge in edges}) > 1:
         notes.append("The wider an arrow, the more channels use it.")
     unseen = sorted(set(found.group.members) - set(found.host_of))
