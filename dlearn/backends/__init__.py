@@ -6,7 +6,8 @@ torch.distributed.init_process_group("mpi4py", init_method="mpi4py://")   # or "
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -22,20 +23,9 @@ GROUPS = {
 """Backend -> the module and class of its process group, loaded when a program asks for the backend."""
 
 
-def _register() -> None:
-    for backend in GROUPS:
-        dist.Backend.register_backend(backend, _maker(backend), extended_api=True, devices=["cpu"])
-    register_rendezvous_handler("mpi4py", _meet)  # type: ignore[no-untyped-call]
-
-
-def _maker(backend: str) -> Callable[[Any, Any], Any]:
-    """Return the function that makes a process group from torch's options."""
-
-    def make(options: Any, _: Any) -> Any:
-        _, name = GROUPS[backend]
-        return getattr(_module(backend), name)(options)
-
-    return make
+def _make(backend: str, options: Any, _: Any) -> Any:
+    """Make a process group from torch's options."""
+    return getattr(_module(backend), GROUPS[backend][1])(options)
 
 
 def _meet(url: str, *_: Any, **__: Any) -> Iterator[tuple[Any, int, int]]:
@@ -50,4 +40,6 @@ def _module(backend: str) -> Any:
     return import_module(GROUPS[backend][0])
 
 
-_register()
+for _name in GROUPS:
+    dist.Backend.register_backend(_name, partial(_make, _name), extended_api=True, devices=["cpu"])
+register_rendezvous_handler("mpi4py", _meet)  # type: ignore[no-untyped-call]

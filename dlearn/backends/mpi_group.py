@@ -12,9 +12,13 @@ once, at the end. A mean is MPI's sum, divided by the ranks.
 
 from __future__ import annotations
 
+import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -22,10 +26,9 @@ from mpi4py import MPI
 from torch._C._distributed_c10d import ReduceOp, TCPStore, Work
 
 from dlearn import recorder
-from dlearn.backends.mpi_wait import MpiWork, wait_for
 from dlearn.backends.queued_group import QueuedGroup, Tensors
 from dlearn.backends.tensors import check, check_root, check_sizes, in_one_row, kind_of
-from dlearn.errors import SetupError
+from dlearn.errors import PeerError, SetupError
 
 WHO = "collectives over mpi4py"
 ONE_AT_A_TIME = f"{WHO} take one tensor a call, not several (coalesced): call them for each."
@@ -81,15 +84,35 @@ class MpiGroup(QueuedGroup):
     def getGroupDesc(self) -> str:
         return self._description
 
-    def _queue(self, name: str, inputs: Sequence[torch.Tensor], *more: Any, **facts: Any) -> Work:
-        check_root(facts.get("root") or 0, self.size())
+    # Collectives: each is one call of MPI's, from a row of all inputs to a row of all outputs.
+
+    def _call(
+        self, name: str, begin: Callable[..., MPI.Request], inputs: Tensors, outputs: Tensors, *,
+        op: Any = None, root: Any = None, sent_bytes: Any = (), room_bytes: Any = (), **facts: Any,
+    ) -> Work:  # fmt: skip
+        """Queue a call that calculates (`op`) with numbers, or moves bytes; of each rank as many as is said."""
+        check_root(root or 0, self.size())
         recorder.hold(name, self, inputs)
-        return super()._queue(name, inputs, *more, **facts)
+        more = [each for each in (_OPERATIONS.get(op), root) if each is not None]
 
-    def _wait(self, name: str, request: MPI.Request) -> None:
-        wait_for(request, name, self._timeout_seconds)
+        def work() -> None:
+            given, into = one_row(inputs), room_for(outputs)
+            if op is not None:
+                if given.dtype in _HALF:
+                    given, into = given.float(), into.float()
+                request = begin(given.numpy(), into.numpy(), *more)
+            else:
+                sent = [bytes_of(given), sent_bytes] if sent_bytes else bytes_of(given)
+                room = [bytes_of(into), room_bytes] if room_bytes else bytes_of(into)
+                request = begin(sent, room, *more)
+            wait_for(request, name, self._timeout_seconds)
+            if op == ReduceOp.AVG:
+                into.div_(self.size())
+            for tensor in outputs:
+                part, into = into[: tensor.numel()], into[tensor.numel() :]
+                tensor.detach().copy_(part.view(tensor.shape))
 
-    # Calculations ------------------------------------------------------------------------------
+        return self._queue(name, inputs, outputs, work, root=root, **facts)
 
     def _reduce_op(self, options: Any, tensors: Sequence[torch.Tensor]) -> object:
         for tensor in tensors:
@@ -98,99 +121,65 @@ class MpiGroup(QueuedGroup):
         return kind_of(super()._reduce_op(options, tensors))
 
     def _all_reduce(self, tensors: Tensors, op: object) -> Work:
-        tensor = only(tensors)
-
-        def work() -> None:
-            with self._numbers(tensor, op) as row:
-                self._wait("all_reduce", self._comm.Iallreduce(MPI.IN_PLACE, row, _OPERATIONS[op]))
-
-        return self._queue("all_reduce", tensors, tensors, work)
+        only(tensors)
+        return self._call("all_reduce", self._comm.Iallreduce, tensors, tensors, op=op)
 
     def reduce(self, tensors: Tensors, options: Any) -> Work:  # type: ignore[override]
         tensor, root, op = only(tensors), options.rootRank, self._reduce_op(options, tensors)
-        mine = self.rank() == root
-
-        def work() -> None:
-            with self._numbers(tensor if mine else tensor.detach().clone(), op) as row:
-                given, room = (MPI.IN_PLACE, row) if mine else (row, None)
-                self._wait("reduce", self._comm.Ireduce(given, room, _OPERATIONS[op], root))
-
-        return self._queue("reduce", tensors, list(tensors), work, root=root)
+        # Of the others torch promises nothing, and their tensors stay as they are.
+        into = [tensor if self.rank() == root else torch.empty_like(tensor)]
+        return self._call("reduce", self._comm.Ireduce, tensors, into, op=op, root=root, result=tensors)
 
     def reduce_scatter_single(
         self, output: Any, input: Any, options: Any = None, name: str = "reduce_scatter_single"
     ) -> Work:
-        op = self._reduce_op(options, [input])
-        check_sizes(input, output, self.size())
-        return self._scatter_list(output, [input], op, name)
+        return self._scatter_list(output, [input], self._reduce_op(options, [input]), name)
 
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, options: Any = None) -> Work:
         name = "reduce_scatter_single_coalesced"
         return self.reduce_scatter_single(only(outputs), only(inputs), options, name)
 
     def _scatter_list(self, output: Any, parts: Any, op: Any, name: str = "reduce_scatter") -> Work:
-        def work() -> None:
-            given = torch.cat([part.detach().reshape(-1) for part in parts])
-            check_sizes(given, output, self.size())
-            with self._numbers(output, op) as row:
-                given = for_mpi(given)
-                call = self._comm.Ireduce_scatter_block
-                self._wait(name, call(given.numpy(), row, op=_OPERATIONS[op]))
-
-        return self._queue(name, parts, [output], work)
-
-    @contextmanager
-    def _numbers(self, tensor: torch.Tensor, op: object) -> Iterator[Any]:
-        """Yield the tensor as numbers that MPI can add; copy the result back."""
-        with in_one_row(tensor) as row:
-            numbers = for_mpi(row)
-            yield numbers.numpy()
-            if op == ReduceOp.AVG:
-                numbers.div_(self.size())
-            if numbers is not row:
-                row.copy_(numbers)
-
-    # Moves -------------------------------------------------------------------------------------
+        check_sizes(room_for(parts), output, self.size())
+        return self._call(name, self._comm.Ireduce_scatter_block, parts, [output], op=op)
 
     def broadcast(self, tensors: Tensors, options: Any) -> Work:  # type: ignore[override]
-        tensor, root = only(tensors), options.rootRank
+        only(tensors)
+        mine = self.rank() == options.rootRank
 
-        def work() -> None:
-            with in_one_row(tensor) as row:
-                self._wait("broadcast", self._comm.Ibcast(bytes_of(row), root))
+        def begin(given: Any, into: Any, root: int) -> MPI.Request:
+            return self._comm.Ibcast(given if mine else into, root)
 
-        given, into = (tensors, []) if self.rank() == root else ([], tensors)
-        return self._queue("broadcast", given, into, work, tensors, root=root)
+        given, into = (tensors, []) if mine else ([], tensors)
+        return self._call("broadcast", begin, given, into, root=options.rootRank, result=tensors)
 
     def _gather_list(self, into: Tensors, mine: torch.Tensor) -> Work:
         """Gather tensors that may differ in size."""
         call, sizes = self._comm.Iallgatherv, bytes_each(into)
-        return self._move("all_gather", call, [mine], into, room_bytes=sizes, result=[into])
+        return self._call("all_gather", call, [mine], into, room_bytes=sizes, result=[into])
 
-    def all_gather_single(self, output: Any, input: Any, options: Any = None) -> Work:
-        return self._gather_single("all_gather_single", output, input)
+    def all_gather_single(self, output: Any, input: Any, options: Any = None, name: str = "all_gather_single") -> Work:
+        check_sizes(output, input, self.size())
+        return self._call(name, self._comm.Iallgather, [input], [output])
 
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, options: Any = None) -> Work:
         """Gather one tensor; DTensor calls it."""
-        return self._gather_single("all_gather_single_coalesced", only(outputs), only(inputs))
-
-    def _gather_single(self, name: str, output: Any, input: Any) -> Work:
-        check_sizes(output, input, self.size())
-        return self._move(name, self._comm.Iallgather, [input], [output])
+        name = "all_gather_single_coalesced"
+        return self.all_gather_single(only(outputs), only(inputs), options, name)
 
     def gather(self, outputs: Any, inputs: Tensors, options: Any) -> Work:  # type: ignore[override]
         into, root = outputs[0] if outputs else [], options.rootRank
         call, sizes = self._comm.Igatherv, bytes_each(into)
-        return self._move("gather", call, inputs, into, room_bytes=sizes, root=root, result=[into])
+        return self._call("gather", call, inputs, into, room_bytes=sizes, root=root, result=[into])
 
     def scatter(self, outputs: Any, inputs: Any, options: Any) -> Work:  # type: ignore[override]
         given, root = inputs[0] if inputs else [], options.rootRank
         call, sizes = self._comm.Iscatterv, bytes_each(given)
-        return self._move("scatter", call, given, outputs, sent_bytes=sizes, root=root)
+        return self._call("scatter", call, given, outputs, sent_bytes=sizes, root=root)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, options: Any = None) -> Work:
         sent, room, call = bytes_each(inputs), bytes_each(outputs), self._comm.Ialltoallv
-        return self._move("all_to_all", call, inputs, outputs, sent_bytes=sent, room_bytes=room)
+        return self._call("all_to_all", call, inputs, outputs, sent_bytes=sent, room_bytes=room)
 
     def all_to_all_single(
         self, output: Any, input: Any, output_rows: Any, input_rows: Any, options: Any = None
@@ -198,27 +187,10 @@ class MpiGroup(QueuedGroup):
         sent = bytes_of_rows(input, input_rows, self.size())
         room = bytes_of_rows(output, output_rows, self.size())
         facts = {"sent_bytes": sent, "room_bytes": room, "splits": sent if input_rows else ()}
-        return self._move("all_to_all_single", self._comm.Ialltoallv, [input], [output], **facts)
+        return self._call("all_to_all_single", self._comm.Ialltoallv, [input], [output], **facts)
 
     def barrier(self, opts: Any = None, timeout: Any = None) -> Work:  # type: ignore[override]
-        return self._queue("barrier", [], [], lambda: self._wait("barrier", self._comm.Ibarrier()))
-
-    def _move(
-        self, name: str, call: Callable[..., MPI.Request], inputs: Tensors, outputs: Tensors, *,
-        sent_bytes: Any = (), room_bytes: Any = (), root: Any = None, **facts: Any,
-    ) -> Work:  # fmt: skip
-        """Queue a call of MPI's from a row of all inputs to a row of all outputs."""
-
-        def work() -> None:
-            given, into = one_row(inputs), one_row(outputs)
-            sent = [bytes_of(given), sent_bytes] if sent_bytes else bytes_of(given)
-            room = [bytes_of(into), room_bytes] if room_bytes else bytes_of(into)
-            self._wait(name, call(sent, room, *([] if root is None else [root])))
-            for tensor in outputs:
-                part, into = into[: tensor.numel()], into[tensor.numel() :]
-                tensor.detach().copy_(part.view(tensor.shape))
-
-        return self._queue(name, inputs, outputs, work, root=root, **facts)
+        return self._call("barrier", lambda *_: self._comm.Ibarrier(), [], [])
 
     def allreduce_coalesced(self, *_: Any, **__: Any) -> Work:
         raise SetupError(ONE_AT_A_TIME)
@@ -234,23 +206,22 @@ class MpiGroup(QueuedGroup):
     # From one rank to another ------------------------------------------------------------------
 
     def send(self, tensors: Tensors, to: int, tag: int) -> Work:
-        seen = self._posted("send", tensors, to, tag)
-        row = tensors[0].detach().reshape(-1).contiguous()
-        request = self._comm.Isend(bytes_of(row), to, tag)
-        return MpiWork(request, f"send to rank {to}", self._timeout_seconds, seen, ExitStack())
+        ended = self._posted("send", tensors, to, tag)
+        request = self._comm.Isend(bytes_of(one_row(tensors)), to, tag)
+        return MpiWork(request, f"send to rank {to}", self._timeout_seconds, ended, ExitStack())
 
     def recv(self, tensors: Tensors, by: int | None, tag: int) -> Work:
-        seen = self._posted("recv", tensors, by, tag)
+        ended = self._posted("recv", tensors, by, tag)
         held = ExitStack()  # At its end what came is copied to where it belongs.
         row = held.enter_context(in_one_row(tensors[0]))
         request = self._comm.Irecv(bytes_of(row), MPI.ANY_SOURCE if by is None else by, tag)
         sender = "any rank" if by is None else f"rank {by}"
-        return MpiWork(request, f"recv from {sender}", self._timeout_seconds, seen, held)
+        return MpiWork(request, f"recv from {sender}", self._timeout_seconds, ended, held)
 
     def recv_anysource(self, tensors: Tensors, tag: int) -> Work:
         return self.recv(tensors, None, tag)
 
-    def _posted(self, op: str, tensors: Tensors, peer: int | None, tag: int) -> recorder.Posted:
+    def _posted(self, op: str, tensors: Tensors, peer: int | None, tag: int) -> Callable[..., None]:
         check(tensors, self, WHO)
         recorder.hold(op, self, tensors, peer=peer)
         return recorder.posted(op, self, only(tensors), peer=peer, tag=tag)
@@ -307,11 +278,6 @@ def only(tensors: Tensors) -> torch.Tensor:
     return tensors[0]
 
 
-def for_mpi(row: torch.Tensor) -> torch.Tensor:
-    """Return the items in a type that MPI calculates with: themselves, or a copy."""
-    return row.float() if row.dtype in _HALF else row
-
-
 def bytes_of(row: torch.Tensor) -> Any:
     """Return the row as bytes, whatever its type."""
     return row.view(torch.uint8).numpy()
@@ -330,6 +296,91 @@ def bytes_of_rows(tensor: torch.Tensor, rows: Sequence[int], ranks: int) -> list
 
 
 def one_row(tensors: Tensors) -> torch.Tensor:
-    """Return a copy of all items. (FSDP's share lies in the tensor that it gathers into.)"""
-    flat = [tensor.detach().reshape(-1) for tensor in tensors]
+    """Return all items in a row: a view of one contiguous tensor, else a copy."""
+    flat = [tensor.detach().reshape(-1).resolve_conj() for tensor in tensors]
+    if len(flat) == 1:
+        return flat[0]
     return torch.cat(flat) if flat else torch.empty(0)
+
+
+def room_for(tensors: Tensors) -> torch.Tensor:
+    """Return a row of memory for their items. (FSDP gathers into a tensor in which its share lies.)"""
+    return torch.empty(sum(map(torch.numel, tensors)), dtype=tensors[0].dtype if tensors else None)
+
+
+# How a rank waits for MPI without taking its core away from the ranks that work -------------------
+#
+# MPICH waits by asking again and again, as fast as it can. Here a wait asks a few times, then sleeps between two
+# questions, never longer than a fifth of a millisecond. (Waiting 50 ms for a late rank, three ranks on two cores: the
+# waiting ones use 3 ms of processor time. Inside a blocking call they use up to 57 ms, which they take from the late
+# one.)
+
+QUESTIONS = 20
+"""Before the first sleep: what is there at once is taken at once."""
+FIRST_SLEEP_SECONDS, LONGEST_SLEEP_SECONDS = 20e-6, 200e-6
+
+_under_way: list[object] = []
+"""Requests that may be dropped. Each holds its memory, where MPI may still read or write."""
+
+
+def wait_for(request: MPI.Request, name: str, seconds: float, status: Any = None) -> None:
+    """Return when MPI has carried it out. PeerError after so many seconds."""
+    for _ in range(QUESTIONS):
+        if request.Test(status):
+            return
+        os.sched_yield()
+    since, pause = time.monotonic(), FIRST_SLEEP_SECONDS
+    while not request.Test(status):
+        if (waited := time.monotonic() - since) > seconds:
+            _under_way.append(request)
+            raise PeerError(
+                f"mpi4py {name}: Timed out waiting {waited:.1f} s for another rank. It is gone, or never called this."
+            )
+        time.sleep(pause)
+        pause = min(pause * 1.5, LONGEST_SLEEP_SECONDS)
+
+
+class MpiWork(Work):
+    """A send or a receive under way. `held` is closed, and `ended` called, when it is found to be over."""
+
+    def __init__(
+        self, request: MPI.Request, name: str, seconds: float, ended: Callable[..., None], held: ExitStack
+    ) -> None:
+        super().__init__()
+        self._request, self._name, self._seconds = request, name, seconds
+        self._ended, self._held = ended, held
+        self._status = MPI.Status()
+        self._done = False
+        self._lock = threading.Lock()
+        _under_way.append(self)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        seconds = min(self._seconds, timeout.total_seconds()) if timeout else self._seconds
+        with self._lock:
+            if not self._done:
+                try:
+                    wait_for(self._request, self._name, seconds, self._status)
+                except BaseException as error:
+                    self._ended(error=type(error).__name__)
+                    raise
+                self._finish()
+        return True
+
+    def is_completed(self) -> bool:
+        with self._lock:
+            if not self._done and self._request.Test(self._status):
+                self._finish()
+            return self._done
+
+    def _source_rank(self) -> int:
+        """Return the sender, which is known once it is there."""
+        return self._status.Get_source()
+
+    source_rank = _source_rank
+
+    def _finish(self) -> None:
+        self._done = True
+        _under_way.remove(self)
+        self._held.close()
+        source = self._status.Get_source()
+        self._ended(peer=source if source >= 0 else None)

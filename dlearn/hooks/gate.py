@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import queue
 import signal
 import socket
 import sys
@@ -16,12 +17,16 @@ import threading
 import time
 from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch.autograd import graph as autograd_graph
 from torch.distributed import distributed_c10d, rpc
+from torch.distributed.rpc import internal
 
 from dlearn.events.event import Span
-from dlearn.hooks.activity import look
 from dlearn.hooks.callers import caller
 
 if TYPE_CHECKING:
@@ -120,9 +125,9 @@ class Gate:
         if line == b"open\n":
             self._open_up()
         elif line.startswith(b"?"):
-            activity = look(function_over=self._function_over)
+            found = activity(function_over=self._function_over)
             with self._sending:
-                self._send({"asked": int(line[1:])} | activity._asdict())
+                self._send({"asked": int(line[1:])} | found)
         else:
             self._waiting.pop(int(line)).set()
 
@@ -200,3 +205,60 @@ def _forked() -> None:
 
 
 os.register_at_fork(after_in_child=_forked)
+
+
+# What a paused rank does between two of its calls: it computes, or waits inside a call of torch. Read off the stacks of
+# its threads when the server asks, so that calls pay nothing for it.
+
+_TORCH = os.path.dirname(torch.__file__)
+_DLEARN = os.path.dirname(os.path.dirname(__file__))
+_WAITS = (
+    threading.__file__,
+    queue.__file__,
+    os.path.join(_TORCH, "distributed", ""),
+    os.path.join(_TORCH, "futures", ""),
+    os.path.join(_TORCH, "nn", "parallel", "distributed.py"),
+    *(os.path.join(_DLEARN, room, "") for room in ("backends", "collectives", "hooks", "recorder")),
+)
+"""Code whose innermost function, while it lasts, waits for another rank or for another thread."""
+_SPINS = os.path.join(_DLEARN, "hooks", "mpi", "")
+"""MPI asks repeatedly whether a message has arrived, and runs all the time that it waits."""
+_ENGINE = autograd_graph._engine_run_backward.__code__
+_HANDLER = internal._run_function.__code__
+
+
+def activity(*, function_over: bool) -> dict[str, Any]:
+    """Look at all threads: whether the program computes, or runs a function that another rank called by RPC.
+
+    When the rank's function is over, its main thread only serves others. `active_ns` is how long the threads have run,
+    or been ready to run, since they began. It separates an autograd engine that computes from one that waits: both show
+    the same stack.
+    """
+    frames = sys._current_frames()
+    main = frames.pop(threading.main_thread().ident or 0, None)
+    computes = not function_over and main is not None and _computes(main)
+    serves = any(_computes(frame) for frame in frames.values() if _is_handler(frame))
+    spins = main is not None and main.f_code.co_filename.startswith(_SPINS)
+    return {"computes": computes, "serves": serves, "active_ns": 0 if spins else _active_ns()}
+
+
+def _computes(frame: FrameType) -> bool:
+    """Return whether a thread's innermost function is the program's, or torch's on one rank."""
+    return frame.f_code is not _ENGINE and not frame.f_code.co_filename.startswith(_WAITS)
+
+
+def _is_handler(frame: FrameType | None) -> bool:
+    """Return whether a thread runs a function that another rank called by RPC."""
+    while frame is not None and frame.f_code is not _HANDLER:
+        frame = frame.f_back
+    return frame is not None
+
+
+def _active_ns() -> int:
+    """Add up how long the threads of this process have run, or been ready to run."""
+    counted_ns = 0
+    for thread in Path("/proc/self/task").glob("*/schedstat"):  # Linux, Documentation/scheduler/sched-stats.
+        with suppress(OSError):  # It has ended.
+            ran_ns, ready_ns, _ = thread.read_text().split()
+            counted_ns += int(ran_ns) + int(ready_ns)
+    return counted_ns or time.process_time_ns()

@@ -2,54 +2,69 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
 from typing import Protocol
 
+from dlearn.events.event import Counters
 from dlearn.events.options import Options
 from dlearn.events.source import Emit
 from dlearn.hooks.c10d.groups import Groups
 from dlearn.hooks.cuda_times import CudaTimes
 from dlearn.hooks.network.clock import ClockServer
-from dlearn.hooks.network.sockets import Sockets
+from dlearn.hooks.network.sockets import RPC, Sockets
 from dlearn.hooks.rpc.rpc_agent_log import AgentLog
 
 
 class Host(Emit, Protocol):
-    """One of each for the whole recording."""
+    """One of each for the whole recording, and the counters of bytes on the wire."""
 
     last_ns: int
     """When anything was last reported."""
     waiting: dict[int, int]
-    """When the operations that have not ended began, if a hang is watched for."""
+    """When the operations that have not ended began, if `hang_after` is set."""
     options: Options
     groups: Groups
     times: CudaTimes
     sockets: Sockets
     clocks: ClockServer
     log: AgentLog  # The RPC agent's own.
-
-    @property
-    def path(self) -> Path:
-        """Return the file of this process."""
+    meet: Callable[[], None] | None = None
+    """Waits for all workers of a cluster, which opens RPC's connections before any worker uses them."""
 
     @property
     def begun(self) -> bool:
-        """Return whether that file has a line yet."""
-
-    def count(self) -> None:
-        """Write down the counters of bytes on the wire."""
-
-    def count_phase(self) -> None:
-        """Do so with `measure="phase"`, as a phase of an iteration over RPC begins or ends."""
-
-    def watch_rpc_sockets(self) -> None:
-        """Take the connections that are new for the RPC agent's."""
-
-    def disconnecting(self) -> None:
-        """Read the counters of the agent's connections before they are closed."""
+        """Return whether this process has sent anything yet: a lazy recording has no file before."""
 
     def begin_step(self, number: int) -> None:
         """Note that the optimizer has made `number` steps: the next one begins."""
 
     def span_names(self) -> list[str]:
-        """Name the program's spans that this thread is inside of, the outermost first."""
+        """Return the program's spans that this thread is inside of, the outermost first."""
+
+    def count(self) -> None:
+        """Write down the counters of bytes on the wire."""
+        if not self.sockets.any:
+            return
+        try:
+            still = self.sockets.settle() if self.options.measure == "phase" else None
+            received = self.sockets.received_bytes()
+            self.event(Counters, sent_bytes=self.sockets.sent_bytes(), received_bytes=received, still=still)
+        except Exception as failure:
+            self.failed("the counters of sockets", failure)
+
+    def count_phase(self) -> None:
+        """Do so with `measure="phase"`, as a phase of an iteration over RPC begins or ends."""
+        if self.options.measure == "phase":
+            self.count()
+
+    def watch_rpc_sockets(self, *, opened: bool = False) -> None:
+        """Take new connections for the agent's, if these are TCP. A cluster opens them first."""
+        if (opened or self.meet is None) and self.sockets.watch(RPC):
+            self.count()
+
+    def disconnecting(self) -> None:
+        """Read the counters of RPC's connections on all workers, before any worker closes them."""
+        self.count()
+        self.clocks.close()
+        if self.meet is not None:
+            self.meet()

@@ -17,7 +17,7 @@ ACTIVE_SHARE = 0.2  # Of that time: a rank whose threads run longer is on its wa
 LOCKED_SECONDS = 5.0  # After which a function that runs for another rank is taken to wait at a lock.
 TELL_SECONDS = 2.0  # After which it is said which ranks are waited for.
 
-Activity = dict[str, Any]  # As dlearn/hooks/activity.py has it.
+Activity = dict[str, Any]  # As dlearn/hooks/gate.py has it.
 _numbers = itertools.count(1)
 
 

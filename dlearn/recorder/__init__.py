@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Container, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,25 +27,11 @@ from dlearn.events.options import Measure, Options
 from dlearn.events.store import read
 from dlearn.hooks import gate
 from dlearn.hooks.c10d.collectives import note_collective, note_p2p
-from dlearn.hooks.mpi.mpi_hook import plain as unrecorded
+from dlearn.hooks.mpi.mpi_hook import unrecorded as unrecorded
 from dlearn.hooks.network.clock import clock_name, job_of_process
 from dlearn.hooks.patches import ended
 from dlearn.recorder.recording import OUTSIDE, Recording
 from dlearn.version import __version__
-
-__all__ = [
-    "Posted",
-    "Recording",
-    "hold",
-    "make_header",
-    "operation",
-    "posted",
-    "record",
-    "span",
-    "start",
-    "step",
-    "unrecorded",
-]
 
 _active: Recording | None = None
 _followed: Header | None = None
@@ -106,21 +92,6 @@ def span(name: str) -> Iterator[None]:
         recording.close_span(number)
 
 
-class Posted:
-    """A send or receive of a Python process group. Its end is observed when the program waits for it."""
-
-    def __init__(self, recording: Recording | None, number: int) -> None:
-        self._recording, self._number = recording, number
-        if recording is not None:
-            recording.posted.add(number)
-
-    def ended(self, *, peer: int | None = None, error: str = "") -> None:
-        """Note that the program has waited for it; `peer` is the sender, where any could be."""
-        if self._recording is not None and self._number in self._recording.posted:
-            self._recording.posted.remove(self._number)
-            self._recording.end(self._number, by="wait", error=error, peer=peer)
-
-
 def operation(
     op: str,
     group: ProcessGroup,
@@ -150,12 +121,14 @@ def _inside(recording: Recording, number: int) -> Iterator[None]:
             recording.leave(number)
 
 
-def posted(op: str, group: ProcessGroup, tensor: torch.Tensor, *, peer: int | None, tag: int) -> Posted:
-    """Report a "send" or "recv" that a Python process group carries out itself: it starts now, and ends by `ended()`.
+def posted(op: str, group: ProcessGroup, tensor: torch.Tensor, *, peer: int | None, tag: int) -> Callable[..., None]:
+    """Report a "send" or "recv" that a Python process group carries out itself, and starts now.
 
-    `peer` is a rank of the group; None receives from any.
+    `peer` is a rank of the group; None receives from any. Return a function that reports the end when the program has
+    waited for it: `ended(error="")`, with the sender as `peer` where any could be.
     """
-    return Posted(*_noted(op, note_p2p, group, tensor, peer, tag))
+    recording, number = _noted(op, note_p2p, group, tensor, peer, tag)
+    return recording.posted(number) if recording is not None else lambda **_: None
 
 
 def hold(op: str, group: ProcessGroup, tensors: Sequence[torch.Tensor], *, peer: int | None = None) -> None:
@@ -317,12 +290,10 @@ def _may_be_one_job(path: Path, other: Header, header: Header) -> bool:
 
 def _runs(pid: int) -> bool:
     """Return whether there is such a process on this host, as far as the system says."""
-    if sys.platform == "win32":  # There a signal, even 0, is no question.
-        return True
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
+    with suppress(PermissionError):
+        try:
+            if sys.platform != "win32":  # There a signal, even 0, is no question.
+                os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
     return True

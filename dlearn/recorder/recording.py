@@ -32,62 +32,67 @@ from dlearn.events.event import (
 from dlearn.events.job_facts import RETURNED, Place
 from dlearn.events.mpi_facts import ANY_TAG
 from dlearn.events.options import Options
+from dlearn.events.source import Source, describe, find
 from dlearn.events.writer import Writer
 from dlearn.hooks import gate
+from dlearn.hooks.c10d import collectives, group_watch
 from dlearn.hooks.c10d.groups import Groups
 from dlearn.hooks.cuda_times import CudaTimes
+from dlearn.hooks.ddp import ddp
+from dlearn.hooks.host import Host
+from dlearn.hooks.mpi import mpi_hook
 from dlearn.hooks.network.clock import ClockServer, gather
-from dlearn.hooks.network.sockets import RPC, Sockets
+from dlearn.hooks.network.sockets import Sockets
 from dlearn.hooks.patches import guarded
+from dlearn.hooks.rpc import rpc_hook
 from dlearn.hooks.rpc.rpc_agent_log import AgentLog
-from dlearn.recorder import sources
 from dlearn.recorder.hang_watch import HangWatch
+
+OWN = (
+    collectives.install, ddp.install, mpi_hook.install, rpc_hook.install, group_watch.install, ddp.install_steps,
+)  # fmt: skip
+"""dlearn's own recorders, in the order in which they are installed. One for another library: docs/new-recorder.md."""
 
 LONGEST_SPAN = 200
 """Characters of a span's name that are kept."""
 ENDS_SECONDS = 0.05
 """How long `measure="phase"` waits before an operation for those under way to end."""
+_clock = time.monotonic_ns
 OUTSIDE = -1
 """The number of every event outside the steps that were asked for."""
 
 
-class Recording:
-    """One process being recorded; implements `events.source.Emit` and `hooks.host.Host`."""
+class Recording(Host):
+    """One process being recorded: what every hook reports to."""
 
     def __init__(
         self, path: Path, header: Header, options: Options, *, sorted_stderr: bool, alone: bool, lazy: bool
     ) -> None:
-        self._clock = time.monotonic_ns
-        self._said_refused = False
-        self._outside = False
-        self._step_span: int | None = None
-        self._step_is_due = False
         self.undo = ExitStack()
         """Everything that `stop` gives back, the last first."""
-        self.options = options
-        self._measure = options.measure
-        self.sockets = Sockets(self, measured=options.measure is not None)
-        self.groups = Groups(self)
-        self.times = CudaTimes(self)
+        self.options, self._wanted_steps = options, options.steps
+        self._measured_phases = options.measure == "phase"
+        self._said_refused = self._outside = self._step_is_due = False
+        self._step = 0
+        self._step_span: int | None = None
         self._steps: dict[int, dict[str, Any]] = {}
         self._under_way: set[int] = set()
-        self._wanted_steps = options.steps
-        self._step = 0
         self._channels: Counter[tuple[Any, ...]] = Counter()
-        self.last_ns = self._clock()
-        """When anything was last reported."""
-        self.meet: Callable[[], None] | None = None
-        """Waits for all workers of a cluster, which opens RPC's connections before any worker uses them."""
+        self.last_ns = _clock()
         self._begin_file(path, header if lazy else None)
+        self.sockets = Sockets(self, measured=options.measure is not None)
+        self.groups, self.times = Groups(self), CudaTimes(self)
         ignore = self.sockets.ignored_ports.add
-        self.clocks = ClockServer(self, path, self._clock, ignore, keep_store=options.gather, alone=alone)
+        self.clocks = ClockServer(self, path, ignore, keep_store=options.gather, alone=alone)
         self.log = AgentLog(None if sorted_stderr else log_path(path))
         self._watch = HangWatch(self, path, options.hang_after) if options.hang_after else None
         try:
             if not lazy:
                 self._writer.write(header)
-            for source in sources.wanted(options.sources):
-                self.undo.callback(sources.install(source, self))
+            for install in OWN:
+                self.undo.callback(install(self))
+            for source in map(find, options.sources):
+                self.undo.callback(source.install(_Announcing(self, source)))
             if self._watch is not None:
                 self._watch.start()
         except BaseException:
@@ -97,16 +102,16 @@ class Recording:
 
     def _begin_file(self, path: Path, header: Header | None) -> None:
         """Begin the file of this process; with a header it is made when there is something to write."""
+        self.path = path
         self._writer = Writer(path, max_bytes=self.options.max_bytes, header=header)
         self._numbers = itertools.count()
         self._owner = threading.get_ident()
         self._open_spans: dict[int, list[int]] = {self._owner: []}
         self._span_names: dict[int, str] = {}
         self._hook_errors = self._works_dropped = self._left_out = 0
-        self.posted: set[int] = set()
-        """Sends and receives of Python process groups that the program has not waited for yet."""
-        self.waiting: dict[int, int] = {}
-        """When the operations that have not ended began, if `hang_after` is set."""
+        self._posted: set[int] = set()
+        """Sends and receives of Python process groups that the program has not waited for."""
+        self.waiting = {}
 
     def event(self, kind: type[Event], /, **facts: Any) -> int:
         if self._wanted_steps is not None and self._is_outside(kind, facts):
@@ -115,10 +120,10 @@ class Recording:
         spans = self._open_spans.get(thread) or self._open_spans[self._owner]
         if kind is PointToPoint and self._steps:
             facts |= self._steps.get(thread, {})
-        watched = self._measure == "phase" and kind in (Collective, PointToPoint)
+        watched = self._measured_phases and kind in (Collective, PointToPoint)
         if watched and not self._under_way.intersection(spans):
             self._count_before_operation()
-        now = self._clock()
+        now = _clock()
         number = facts["number"] = next(self._numbers)
         if watched:
             self._under_way.add(number)
@@ -128,7 +133,10 @@ class Recording:
             facts.setdefault("parent", spans[-1])
         if thread != self._owner:
             facts.setdefault("thread", threading.current_thread().name)
-        self._write(self._writer.event, kind, facts)
+        try:
+            self._writer.event(kind, facts)
+        except OSError as error:
+            self._refused(error)
         if gate.current is not None:
             gate.current.noted()
         self.last_ns = now
@@ -139,38 +147,48 @@ class Recording:
     def end(self, number: int, *, by: str, error: str = "", **facts: Any) -> None:
         if number == OUTSIDE:
             return
-        self.last_ns = now = self._clock()
+        self.last_ns = now = _clock()
         self.waiting.pop(number, None)
         self._under_way.discard(number)
         try:
-            self._write(self._writer.end, number, at_ns=now, by=by, error=error, **facts)
+            self._writer.end(number, at_ns=now, by=by, error=error, **facts)
+        except OSError as refusal:
+            self._refused(refusal)
         except Exception as failure:
             self.failed("the end of an operation", failure)
 
+    def posted(self, number: int) -> Callable[..., None]:
+        """Return a function that reports the end of a send or receive of a Python process group, if it is open."""
+        self._posted.add(number)
+
+        def ended(*, peer: int | None = None, error: str = "") -> None:
+            if number in self._posted:
+                self._posted.remove(number)
+                self.end(number, by="wait", error=error, peer=peer)
+
+        return ended
+
     def fact(self, line: Line) -> None:
-        self._write(self._writer.write, line)
-
-    def _write(self, write: Callable[..., None], *line: Any, **facts: Any) -> None:
-        """Write a line. One that the system refuses is counted: the program goes on with a full disk.
-
-        Raises OSError where there is no file that could say so.
-        """
         try:
-            write(*line, **facts)
+            self._writer.write(line)
         except OSError as error:
-            if not self._writer.begun:
-                raise
-            if not self._said_refused:
-                self._said_refused = True
-                print(
-                    f"dlearn: a line of the trace could not be written ({error.strerror}). The program goes on;"
-                    " such lines are counted, and the trace says how many they are.",
-                    file=sys.stderr,
-                )
+            self._refused(error)
+
+    def _refused(self, error: OSError) -> None:
+        """Say once that the system refused a line, which is counted: the program goes on with a full disk."""
+        if not self._writer.begun:
+            raise error  # There is no file that could say so.
+        if not self._said_refused:
+            self._said_refused = True
+            print(
+                f"dlearn: a line of the trace could not be written ({error.strerror}). The program goes on;"
+                " such lines are counted, and the trace says how many they are.",
+                file=sys.stderr,
+            )
 
     def function_ended(self, error: str) -> None:
         """Note that the function that a cluster called has returned, or raised `error`."""
-        self.fact(Place(at_ns=self._clock(), ended=error or RETURNED))
+        self.fact(Place(at_ns=_clock(), ended=error or RETURNED))
 
     def failed(self, where: str, error: Exception) -> None:
         self._hook_errors += 1
@@ -206,7 +224,6 @@ class Recording:
         self._span_names.pop(number, None)
 
     def span_names(self) -> list[str]:
-        """Return the program's spans that this thread is inside of, the outermost first."""
         inside = self._open_spans.get(threading.get_ident()) or self._open_spans[self._owner]
         return [self._span_names[number] for number in inside if number in self._span_names]
 
@@ -268,33 +285,6 @@ class Recording:
         finally:
             del self._steps[threading.get_ident()]
 
-    def count(self) -> None:
-        """Write down the counters of bytes on the wire."""
-        if not self.sockets.any:
-            return
-        try:
-            still = self.sockets.settle() if self._measure == "phase" else None
-            received = self.sockets.received_bytes()
-            self.event(Counters, sent_bytes=self.sockets.sent_bytes(), received_bytes=received, still=still)
-        except Exception as failure:
-            self.failed("the counters of sockets", failure)
-
-    def watch_rpc_sockets(self, *, opened: bool = False) -> None:
-        """Take new connections for the agent's, if these are TCP. A cluster opens them first."""
-        if (opened or self.meet is None) and self.sockets.watch(RPC):
-            self.count()
-
-    def disconnecting(self) -> None:
-        """Read the counters of RPC's connections on all workers, before any worker closes them."""
-        self.count()
-        self.clocks.close()
-        if self.meet is not None:
-            self.meet()
-
-    def count_phase(self) -> None:
-        if self._measure == "phase":
-            self.count()
-
     def _count_before_operation(self) -> None:
         # The program's wait returns before its operation's end is reported here.
         deadline = time.monotonic() + ENDS_SECONDS
@@ -311,18 +301,18 @@ class Recording:
             self._watch.stop()
         self._close_step()
         self.undo.close()
-        while self.posted:
-            self.end(self.posted.pop(), by=NOT_OBSERVED)
+        while self._posted:
+            self.end(self._posted.pop(), by=NOT_OBSERVED)
         if self._writer.begun:
             self.sockets.note_strangers()
         self.count()
         facts = {"works_dropped": self._works_dropped, "left_out": self._left_out}
         try:
-            self._writer.finish(at_ns=self._clock(), hook_errors=self._hook_errors, **facts)
+            self._writer.finish(at_ns=_clock(), hook_errors=self._hook_errors, **facts)
         except OSError as error:
             self.failed("the end of the file", error)
         if self.options.gather:
-            guarded(self, "the files of the other hosts", gather, self.clocks, self._writer.path)
+            guarded(self, "the files of the other hosts", gather, self.clocks, self.path)
 
     def let_go(self) -> None:
         """Close the file in a forked child (a DataLoader's worker) that is not recorded."""
@@ -342,10 +332,23 @@ class Recording:
             self._watch.start()
 
     @property
-    def path(self) -> Path:
-        return self._writer.path
-
-    @property
     def begun(self) -> bool:
-        """Return whether this process has sent anything yet: a lazy recording has no file before."""
         return self._writer.begun
+
+
+class _Announcing:
+    """The recording for an added Source: describes it in the file before its first event."""
+
+    def __init__(self, recording: Recording, source: Source) -> None:
+        self._recording, self._source = recording, source
+        self._announced: Path | None = None
+
+    def event(self, kind: type[Event], /, **facts: Any) -> int:
+        path = self._recording.path
+        if self._announced != path:  # A forked child has a file of its own.
+            self._announced = path
+            self._recording.fact(describe(self._source))
+        return self._recording.event(kind, **facts)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._recording, name)

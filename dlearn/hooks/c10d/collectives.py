@@ -31,7 +31,7 @@ from dlearn.hooks.c10d.works import Callbacks, WaitingWorks, future_of
 from dlearn.hooks.callers import caller
 from dlearn.hooks.cuda_times import CudaTimes, Mark
 from dlearn.hooks.host import Host
-from dlearn.hooks.patches import Patches, guarded
+from dlearn.hooks.patches import Patches
 from dlearn.hooks.private import unfit, untraced
 
 
@@ -96,7 +96,11 @@ class _OpWatch:
                 return signature.redispatch(keyset & _AFTER, *args)
             if gate.current is not None:
                 _wait_at(gate.current, signature, args)
-            call = guarded(host, name, begins, signature, args)
+            call = None
+            try:
+                call = begins(signature, args)
+            except Exception as error:
+                host.failed(name, error)
             try:
                 result = signature.redispatch(keyset & _AFTER, *args)
             except BaseException as error:
@@ -104,7 +108,10 @@ class _OpWatch:
                     host.end(call.number, by=raises_by, error=type(error).__name__)
                 raise
             if call is not None:
-                guarded(host, name, launched, signature, args, call, result)
+                try:
+                    launched(signature, args, call, result)
+                except Exception as error:
+                    host.failed(name, error)
             return result
 
         return kernel

@@ -141,9 +141,9 @@ class WaitingWorks:
             try:
                 result = original(work, *args, **kwargs)
             except BaseException as error:
-                guarded(self._emit, "Work.wait", self._ended, work, type(error).__name__)
+                self._ended(work, type(error).__name__)
                 raise
-            guarded(self._emit, "Work.wait", self._ended, work)
+            self._ended(work)
             return result
 
         return wait
@@ -171,10 +171,13 @@ class WaitingWorks:
             self._ended(work)
 
     def _ended(self, work: Work, error: str = "") -> None:
-        held = self._forget(id(work))
-        if held is not None:
-            peer = work._source_rank() if held.any_source and not error else None
-            self._emit.end(held.number, by="wait", error=error, peer=peer)
+        try:
+            held = self._forget(id(work))
+            if held is not None:
+                peer = work._source_rank() if held.any_source and not error else None
+                self._emit.end(held.number, by="wait", error=error, peer=peer)
+        except Exception as failure:
+            self._emit.failed("Work.wait", failure)
 
     def release(self) -> None:
         """Report, at the end of the recording, that the program has not waited for these."""

@@ -45,8 +45,8 @@ def install(emit: Emit) -> Undo:
     return undo.close
 
 
-def plain(comm: Any) -> Any:
-    """The same communicator as mpi4py's own object, of which no call is reported."""
+def unrecorded(comm: Any) -> Any:
+    """Return the same communicator as mpi4py's own object, of which no call is reported."""
     return comm.mpi4py_class(comm) if hasattr(comm, "mpi4py_class") else comm
 
 

@@ -64,13 +64,12 @@ class ClockServer:
         self,
         emit: Emit,
         path: Path,
-        clock: Callable[[], int],
         ignore_port: Callable[[int], None],
         *,
         keep_store: bool = False,
         alone: bool = False,
     ) -> None:
-        self._emit, self.path, self._clock, self._ignore_port = emit, path.resolve(), clock, ignore_port
+        self._emit, self.path, self._ignore_port = emit, path.resolve(), ignore_port
         self._keep_store, self._alone = keep_store, alone
         self._name = clock_name()
         self._met: Counter[str] = Counter()
@@ -145,10 +144,10 @@ class ClockServer:
             if closing:
                 store.set_timeout(timedelta(seconds=PATIENCE_SECONDS))
             note = json.loads(store.queue_pop(self._queue()))
-            heard_ns = self._clock()
+            heard_ns = time.monotonic_ns()
             match note["kind"]:
                 case "time":
-                    store.queue_push(self._queue(note["rank"]), f"{heard_ns} {self._clock()}")
+                    store.queue_push(self._queue(note["rank"]), f"{heard_ns} {time.monotonic_ns()}")
                 case "hello":
                     self._meet(note)
                     store.queue_push(self._queue(note["rank"]), self._hello())
@@ -194,10 +193,10 @@ class ClockServer:
         deadline = time.monotonic() + READING_SECONDS
         while best is None or (rounds < ROUNDS and time.monotonic() < deadline):
             rounds += 1
-            asked = self._clock()
+            asked = time.monotonic_ns()
             store.queue_push(self._queue(), question)
             answer = store.queue_pop(self._queue(self.rank))
-            came = self._clock()
+            came = time.monotonic_ns()
             heard, answered = map(int, answer.split())
             found = ((came - asked) - (answered - heard) + 1) // 2, ((heard - asked) + (answered - came)) // 2, came
             best = min(best, found) if best else found

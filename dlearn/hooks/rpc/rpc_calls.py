@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import sys
 import time
 from collections.abc import Sequence
@@ -20,12 +21,6 @@ from dlearn.hooks import gate
 from dlearn.hooks.callers import caller
 from dlearn.hooks.patches import Patches, guarded
 from dlearn.hooks.rpc.rpc_state import (
-    CALL,
-    FETCHED,
-    MAGIC,
-    REMOTE,
-    REPLY,
-    TRAILER,
     AnsweredCall,
     CallId,
     RpcCalls,
@@ -36,8 +31,14 @@ from dlearn.hooks.rpc.rpc_state import (
     result_of_cpp,
     tensors_in,
     this_thread,
+    watch_crossings,
+    watch_return,
 )
-from dlearn.hooks.rpc.rpc_windows import watch_crossings, watch_return
+
+MAGIC = b"DLRN"
+TRAILER = struct.Struct("<cIQq4s")
+"""What kind of message, worker id and number of the call, autograd context (-1: none), magic: 25 bytes."""
+CALL, REMOTE, REPLY, FETCHED = b"Q", b"M", b"R", b"F"
 
 
 def watch_callers(calls: RpcCalls, patches: Patches) -> None:
@@ -76,7 +77,7 @@ def _call_python(
         else:
             calls.waiting[call] = number, result, to.id
 
-    guarded(calls.emit, "an RPC", note)
+    guarded(calls.host, "an RPC", note)
     return result
 
 
@@ -106,18 +107,17 @@ def _call_cpp(
         number = _note_call(calls, name, worker.id, call, tensors, remote, **known, **times)
         if remote:
             calls.futures.watch(number, result._get_future())
-        else:
-            calls.futures.watch(number, result, partial(_answer, calls, worker.id, context))
+            return
 
-    guarded(calls.emit, "an RPC", note)
+        def answer(value: Any) -> dict[str, Any]:
+            """Describe a reply that has never passed Python by what the caller gets."""
+            watch_crossings(calls, tensors_in(value), context, worker.id)
+            return {"result": result_of_cpp(value)}
+
+        calls.futures.watch(number, result, answer)
+
+    guarded(calls.host, "an RPC", note)
     return result
-
-
-def _answer(calls: RpcCalls, worker: int, context: int | None, value: Any) -> dict[str, Any]:
-    """Describe a reply that has never passed Python by what the caller gets."""
-    if context is not None:
-        watch_crossings(calls, tensors_in(value), context, worker)
-    return {"result": result_of_cpp(value)}
 
 
 def _note_call(
@@ -125,7 +125,7 @@ def _note_call(
 ) -> int:
     """Report a call, packed by Python or C++; return the event's number."""
     made_by = caller(sys._getframe())  # A frame that holds itself would keep the arguments alive.
-    return calls.emit.event(
+    return calls.host.event(
         RpcCall,
         op="remote" if remote else _sync_or_async(sys._getframe()),
         function=name,
@@ -173,7 +173,7 @@ def function_name(function: Any, arguments: tuple[Any, ...]) -> str:
 
 def watch_pickler(calls: RpcCalls, patches: Patches) -> None:
     """Report requests and replies as they are packed and unpacked."""
-    emit, graph = calls.emit, calls.graph
+    emit, graph = calls.host, calls.graph
 
     def serialize(original: Any, pickler: Any, value: Any) -> tuple[bytes, list[torch.Tensor]]:
         thread = this_thread()
@@ -267,7 +267,7 @@ def _note_reply(calls: RpcCalls, thread: int, value: Any, data: bytes, tensors: 
         answer = AnsweredCall(calls.next_id(), calls.context.get(thread, -1))
     call, context = answer.call, answer.context
     trailer = TRAILER.pack(FETCHED if fetched else REPLY, call.caller, call.number, context, MAGIC)
-    calls.emit.event(
+    calls.host.event(
         RpcReply,
         caller=call.caller,
         call=call.number,
@@ -288,10 +288,10 @@ def _note_reply(calls: RpcCalls, thread: int, value: Any, data: bytes, tensors: 
 def _note_arrival(calls: RpcCalls, call: CallId, arrived_ns: int, *, fetched: bool) -> None:
     if fetched:
         calls.fetched.add(this_thread())
-        calls.emit.event(RpcArrival, caller=call.caller, call=call.number, start_ns=arrived_ns)
+        calls.host.event(RpcArrival, caller=call.caller, call=call.number, start_ns=arrived_ns)
     known = calls.waiting.pop(call, None)
     if known is not None:
-        calls.emit.end(known[0], by="reply")
+        calls.host.end(known[0], by="reply")
 
 
 def _note_request(
@@ -323,14 +323,14 @@ class _Run:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         calls, thread = self.calls, this_thread()
-        guarded(calls.emit, "a call that came", self._begin, thread, args, kwargs)
+        guarded(calls.host, "a call that came", self._begin, thread, args, kwargs)
         try:
             result = self.function(*args, **kwargs)
         except BaseException as error:
             self._end(thread, error=type(error).__name__)
             raise
         if isinstance(result, torch._C.Future) and hasattr(self.function, "_wrapped_async_rpc_function"):
-            calls.emit.leave(self.number)
+            calls.host.leave(self.number)
             calls.context.pop(thread, None)
 
             def then(future: Any) -> Any:
@@ -341,13 +341,13 @@ class _Run:
             return result.then(then)
         if self.remote and calls.graph is not None and self.context >= 0:
             # It stays here for now; when it is fetched, the context in which it was made may be unknown.
-            guarded(calls.emit, "a remote value", lambda: calls.graph.tensors(self.context, tensors_in(result)))
+            guarded(calls.host, "a remote value", lambda: calls.graph.tensors(self.context, tensors_in(result)))
         self._end(thread)
         return result
 
     def _begin(self, thread: int, args: Any, kwargs: Any) -> None:
         calls, context = self.calls, self.context if self.context >= 0 else None
-        self.number = calls.emit.event(
+        self.number = calls.host.event(
             RpcRun,
             function=self.name,
             caller=self.call.caller,
@@ -356,7 +356,7 @@ class _Run:
             context=context,
             parent=None,
         )
-        calls.emit.enter(self.number)
+        calls.host.enter(self.number)
         if context is not None:
             # Not where the call was unpacked: it may have waited for an RRef, and run in another thread.
             calls.context[thread] = context
@@ -367,9 +367,9 @@ class _Run:
         calls, number = self.calls, self.number
         calls.context.pop(thread, None)
         if number >= 0:
-            calls.emit.leave(number)
+            calls.host.leave(number)
             if self.remote or error:
-                calls.emit.end(number, by="return", error=error)
+                calls.host.end(number, by="return", error=error)
         if not self.remote:
             run = number if number >= 0 and not error else None
             calls.answering[thread] = AnsweredCall(self.call, self.context, run, time.monotonic_ns())

@@ -11,21 +11,36 @@ windows, and `events` finds in the agent's own log what was sent in each.
 
 from __future__ import annotations
 
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
+import torch
+import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
-from torch._C._distributed_rpc import _get_current_rpc_agent, _is_current_rpc_agent_set
+from torch._C._distributed_autograd import _retrieve_context
+from torch._C._distributed_rpc import PyRRef, _get_current_rpc_agent, _is_current_rpc_agent_set
 from torch.distributed.rpc import api, backend_registry
 
-from dlearn.events.event import Worker
+from dlearn.events.event import RpcResult, RpcWindow, Worker
 from dlearn.hooks import Undo
+from dlearn.hooks.callers import caller
 from dlearn.hooks.host import Host
-from dlearn.hooks.patches import Patches, guarded
+from dlearn.hooks.patches import Patches, ended, guarded
 from dlearn.hooks.rpc.autograd import Graph
 from dlearn.hooks.rpc.rpc_calls import watch_callers, watch_pickler
-from dlearn.hooks.rpc.rpc_state import RpcCalls, error_of
-from dlearn.hooks.rpc.rpc_windows import watch_windows
+from dlearn.hooks.rpc.rpc_state import (
+    RpcCalls,
+    error_of,
+    result_of_cpp,
+    tensors_in,
+    this_thread,
+    watch_crossing,
+    watch_crossings,
+)
 
 
 def install(host: Host) -> Undo:
@@ -45,7 +60,7 @@ def install(host: Host) -> Undo:
         watch_pickler(calls, patches)
         watch_windows(calls, patches)
         if _is_current_rpc_agent_set():
-            _meet(calls, _get_current_rpc_agent(), host.log.open())
+            _meet(calls, host.log.open())
         return patches.pop_all().close
 
 
@@ -53,7 +68,7 @@ def _end_unanswered(calls: RpcCalls) -> None:
     """Report the error of each future that has failed; one that is still open belongs to a call that hangs."""
     for number, future, _ in list(calls.waiting.values()):
         if future.done():
-            calls.emit.end(number, by="future", error=error_of(future))
+            calls.host.end(number, by="future", error=error_of(future))
 
 
 # Agents ---------------------------------------------------------------------------------------------------------------
@@ -76,33 +91,103 @@ def watch_agents(calls: RpcCalls, patches: Patches) -> None:
         host.watch_rpc_sockets()
         host.clocks.join("rpc", store, rank, world_size)  # RPC's workers meet in a store, too.
 
-    def grouped(*_: Any) -> None:
-        host.sockets.watch(None)
-
-    def meet(*_: Any) -> None:
-        _meet(calls, _get_current_rpc_agent(), log)
-
-    def finishing(*_: Any) -> None:
-        host.disconnecting()
-
     patches.around(host, backend_registry, "init_backend", before=making, after=made)
-    patches.around(host, backend_registry, "_init_process_group", after=grouped)
-    patches.around(host, api, "_init_rpc_states", after=meet)
+    patches.around(host, backend_registry, "_init_process_group", after=lambda *_: host.sockets.watch(None))
+    patches.around(host, api, "_init_rpc_states", after=lambda *_: _meet(calls, log))
     # Before the shutdown is final all calls are done, and the connections are still there.
-    patches.around(host, api, "_finalize_shutdown", before=finishing)
+    patches.around(host, api, "_finalize_shutdown", before=lambda *_: host.disconnecting())
 
 
-def _meet(calls: RpcCalls, agent: Any, log: str) -> None:
+def _meet(calls: RpcCalls, log: str) -> None:
     """Report that this process is a worker now. torch says so twice."""
+    agent = _get_current_rpc_agent()
     if agent is calls.agent:
         return
     info = agent.get_worker_info()
     calls.agent, calls.me = agent, info.id
-    calls.emit.fact(Worker(name=info.name, id=info.id, wall_ns=_wall_ahead_ns(), log=log))
-
-
-def _wall_ahead_ns() -> int:
-    """Return how far the wall clock is ahead of the monotonic one, by the fastest of some looks."""
+    # How far the wall clock is ahead of the monotonic one, by the fastest of some looks.
     looks = [(time.monotonic_ns(), time.time_ns(), time.monotonic_ns()) for _ in range(20)]
     before, wall, after = min(looks, key=lambda look: look[2] - look[0])
-    return wall - (before + after) // 2
+    wall_ns = wall - (before + after) // 2
+    calls.host.fact(Worker(name=info.name, id=info.id, wall_ns=wall_ns, log=log))
+
+
+# Spans of time in which C++ sends messages of its own, on behalf of Python --------------------------------------------
+
+
+def watch_windows(calls: RpcCalls, patches: Patches) -> None:
+    """Report each call of Python below which C++ sends messages of its own."""
+    host, count = calls.host, calls.host.count_phase
+
+    def window(op: str, **facts: Any) -> AbstractContextManager[dict[str, Any]]:
+        """Report what is done inside as a window; the facts put into the dict are known at its end."""
+        return ended(host, guarded(host, op, host.event, RpcWindow, op=op, **facts))
+
+    def at_owner(op: str, original: Any, rref: Any, *args: Any, **kwargs: Any) -> Any:
+        if rref.is_owner():
+            return original(rref, *args, **kwargs)
+        made_by, owner, context = caller(sys._getframe()), rref.owner().id, calls.known_context()
+        with window(op, to=owner, context=context, site=made_by.site, phase=made_by.phase) as found:
+            calls.fetched.discard(this_thread())
+            value = original(rref, *args, **kwargs)
+            if op == "to_here" and this_thread() not in calls.fetched:
+                found["result"] = guarded(host, "a value that was fetched", fetched_from_cpp, value, owner)
+        return value
+
+    def fetched_from_cpp(value: Any, owner: int) -> RpcResult:
+        """Describe an RRef's value that has not passed Python's pickler: the result of a builtin."""
+        watch_crossings(calls, tensors_in(value), calls.known_context(), owner)
+        return result_of_cpp(value)
+
+    def new_context(context: Any) -> None:
+        number = context._context_id()
+        calls.context[this_thread()] = number
+        calls.contexts_open[number] = host.event(RpcWindow, op="context", context=number)
+
+    def release_context(original: Any, number: int) -> Any:
+        calls.context.pop(this_thread(), None)
+        count()
+        with window("release", context=number, phase="cleanup"):
+            result = original(number)
+        count()
+        if number in calls.contexts_open:
+            host.end(calls.contexts_open.pop(number), by="return")
+        return result
+
+    @contextmanager
+    def backward_pass(context: int, roots: Any, site: str) -> Iterator[None]:
+        count()
+        with window("backward", context=context, phase="backward", site=site):
+            guarded(host, "backward", watch_nodes, context, roots)
+            yield
+        count()
+
+    def watch_nodes(context: int, roots: Any) -> None:
+        for message, node in _retrieve_context(context)._recv_functions().items():
+            watch_crossing(calls, node, message, context, None)
+        if calls.graph is not None:
+            calls.graph.backward(context, roots)
+
+    def backward(original: Any, *args: Any, **kwargs: Any) -> Any:
+        # As C++ names them.
+        given = dict(zip(("contextId", "roots"), args, strict=False)) | kwargs
+        context: Any = given.get("contextId")
+        roots: Any = given.get("roots")
+        fits = type(context) is int and isinstance(roots, list | tuple)
+        if not fits or not all(isinstance(each, torch.Tensor) for each in roots):
+            return original(*args, **kwargs)  # Torch says what is wrong with them.
+        with backward_pass(context, roots, caller(sys._getframe()).site):
+            return original(*args, **kwargs)
+
+    def backward_of_rref(original: Any, rref: Any, dist_autograd_ctx_id: int = -1, retain_graph: bool = False) -> Any:
+        if not rref.is_owner() or dist_autograd_ctx_id < 0:
+            return at_owner("rref backward", original, rref, dist_autograd_ctx_id, retain_graph)
+        site = caller(sys._getframe()).site
+        with backward_pass(dist_autograd_ctx_id, [rref.local_value()], site):
+            return original(rref, dist_autograd_ctx_id, retain_graph)
+
+    patches.wrap(PyRRef, "to_here", partial(at_owner, "to_here"))
+    patches.wrap(PyRRef, "backward", backward_of_rref)
+    patches.around(host, dist_autograd, "_new_context", before=count, after=new_context)
+    patches.wrap(dist_autograd, "_release_context", release_context)
+    patches.wrap(dist_autograd, "backward", backward)

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import itertools
-import struct
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
 import torch
+from torch._C._distributed_autograd import _retrieve_context
 
-from dlearn.events.event import RpcResult, RRefFork, TensorInfo
+from dlearn.events.event import RpcResult, RpcWindow, RRefFork, TensorInfo
 from dlearn.hooks import Emit
 from dlearn.hooks.c10d.c10d_ops import describe_one
 from dlearn.hooks.c10d.works import Callbacks
 from dlearn.hooks.host import Host
 from dlearn.hooks.patches import guarded
-
-MAGIC = b"DLRN"
-TRAILER = struct.Struct("<cIQq4s")
-"""What kind of message, worker id and number of the call, autograd context (-1: none), magic: 25 bytes."""
-CALL, REMOTE, REPLY, FETCHED = b"Q", b"M", b"R", b"F"
 
 # A C++ thread gets a new Python thread state each time it takes the lock, so threading.local would forget.
 this_thread = threading.get_native_id
@@ -48,7 +45,7 @@ class RpcCalls:
     """The calls under way. Keyed by thread where both moments of a call are on one thread."""
 
     def __init__(self, host: Host, graph: Any) -> None:
-        self.emit = self.host = host
+        self.host = host
         self.graph = graph  # Hears of each tensor that passes under a context (`autograd.Graph`).
         self.me = -1
         self.agent: Any = None
@@ -156,10 +153,47 @@ def _describe(tensor: torch.Tensor) -> TensorInfo:
     if tensor.layout != torch.strided:
         return info
     stored = tensor.untyped_storage().nbytes()
-    wasteful = stored >= _LEAST_COPIED and stored >= 2 * info.logical_bytes
+    wasteful = stored >= 8 * 1024 and stored >= 2 * info.logical_bytes
     if wasteful or stored == info.logical_bytes:
         return info
     return msgspec.structs.replace(info, payload_bytes=stored)
 
 
-_LEAST_COPIED = 8 * 1024
+# Gradients that go back for tensors that were sent --------------------------------------------------------------------
+
+
+def watch_return(calls: RpcCalls, context: int, to: int) -> None:
+    """Report the gradients that `to` sends back for a call that was made in C++.
+
+    They arrive at the node that C++ has made for the call, which forwards them after its run.
+    """
+    sent = _retrieve_context(context)._send_functions()
+    message = max(sent)
+
+    def arrived(gradients: Sequence[torch.Tensor | None], _: object) -> None:
+        now = time.monotonic_ns()
+        times = {"start_ns": now, "end_ns": now, "ended_by": "return"}
+        gradient = partial(_gradients, calls, "gradient", gradients, to=to, context=context, message=message, **times)
+        guarded(calls.host, "a gradient that comes", gradient)
+
+    sent[message].register_hook(arrived)
+
+
+def watch_crossings(calls: RpcCalls, tensors: Sequence[torch.Tensor], context: int | None, to: int | None) -> None:
+    """Report the gradients that go back later, for tensors that arrived through autograd."""
+    for each in tensors if context is not None else ():
+        node = each.grad_fn
+        if node is not None and node.name().endswith("RecvRpcBackward"):
+            watch_crossing(calls, node, None, context, to)
+
+
+def watch_crossing(calls: RpcCalls, node: Any, message: int | None, context: int, to: int | None) -> None:
+    """Report the gradients that leave through this node of autograd, once."""
+    if "dlearn" not in node.metadata:
+        node.metadata["dlearn"] = True
+        begins = partial(_gradients, calls, "crossing", to=to, context=max(context, 0), message=message)
+        watch_runs(calls.host, node, begins, partial(calls.host.end, by="return"))
+
+
+def _gradients(calls: RpcCalls, op: str, gradients: Sequence[torch.Tensor | None], **facts: Any) -> int:
+    return calls.host.event(RpcWindow, op=op, tensors=describe_all(gradients), phase="backward", **facts)
