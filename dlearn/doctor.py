@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -26,8 +27,7 @@ from dlearn.errors import SetupError
 NEEDED = ("loopback", "torch", "recorder", "gloo")
 """What a job needs to be recorded here. All else is good to have."""
 ANY_PORT = ("127.0.0.1", 0)
-LOOPBACK_SECONDS = 2.0
-MPI_SECONDS = 10.0
+PATIENCE_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -46,18 +46,20 @@ class Finding:
 
 def doctor(options: argparse.Namespace) -> None:
     """Print each finding as it becomes known. Raise SetupError where no job can be recorded."""
-    findings: dict[str, Finding] = {}
+    findings: list[Finding] = []
+    missing: list[str] = []
     for name in CHECKS:
-        if "torch" in findings and findings["torch"].verdict == "missing":
+        if "torch" in missing:
             why, remedy = "not asked, because of torch", "see torch, then ask again"
-            findings[name] = Finding(name, "not known", why, remedy)
+            findings.append(Finding(name, "not known", why, remedy))
         else:
-            findings[name] = _make_check(name)
+            findings.append(_make_check(name))
+        if name in NEEDED and findings[-1].verdict not in ("ok", "warning"):
+            missing.append(name)
         if not options.json:
-            print(findings[name], flush=True)
-    missing = [name for name in NEEDED if findings[name].verdict not in ("ok", "warning")]
+            print(findings[-1], flush=True)
     if options.json:
-        found = [asdict(each) for each in findings.values()]
+        found = [asdict(each) for each in findings]
         print(json.dumps({"can_record": not missing, "findings": found}, indent=2))
     if missing:
         lacks = ", ".join(missing)
@@ -98,8 +100,7 @@ def system() -> str:
     """Name the system, the Python and the cores that this process may run on."""
     machine = f"{platform.system()} {platform.release()}, {platform.machine()}"
     python = f"Python {platform.python_version()}, {sys.executable}"
-    usable = hasattr(os, "sched_getaffinity")
-    cores = len(os.sched_getaffinity(0)) if usable else os.cpu_count()
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     found = f"{machine}; {python}; {cores} usable cores"
     if platform.system() != "Linux":
         raise UserWarning(f"{found}; dlearn was never run there")
@@ -109,7 +110,7 @@ def system() -> str:
 def loopback() -> str:
     """Connect to a server on loopback."""
     with socket.create_server(ANY_PORT) as server:
-        socket.create_connection(server.getsockname(), timeout=LOOPBACK_SECONDS).close()
+        socket.create_connection(server.getsockname(), timeout=PATIENCE_SECONDS).close()
     return "127.0.0.1 works"
 
 
@@ -117,7 +118,7 @@ def mpi() -> str:
     """Load mpi4py in a process of its own: a library that does not fit ends the process."""
     load = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI"
     command = [sys.executable, "-P", "-c", f"{load}; print(MPI.Get_library_version())"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=MPI_SECONDS)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     if done.returncode != 0:
         said = done.stderr.splitlines() or [f"its process ended with {done.returncode}"]
         raise SetupError(f"mpi4py cannot be imported: {said[-1]}")
@@ -156,8 +157,7 @@ def gloo() -> str:
     from torch._C._distributed_c10d import HashStore
 
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    total = torch.ones(3)
-    dist.all_reduce(total)
+    dist.all_reduce(total := torch.ones(3))
     dist.destroy_process_group()
     return _right(total, 3, "a group of one rank, summed over")
 
@@ -186,11 +186,9 @@ def rpc_worker() -> str:
 
     with tempfile.TemporaryDirectory() as folder:
         # torch takes the path as it is, and waits for ever where it was quoted, as `as_uri` does.
-        options = rpc.TensorPipeRpcBackendOptions(
-            init_method=f"file://{folder}/store", _transports=TRANSPORTS, _channels=CHANNELS
-        )
-        alone: dict[str, Any] = {"rank": 0, "world_size": 1, "rpc_backend_options": options}
-        rpc.init_rpc("doctor", **alone)  # type: ignore[no-untyped-call]
+        ways: dict[str, Any] = {"_transports": TRANSPORTS, "_channels": CHANNELS}
+        options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{folder}/store", **ways)
+        rpc.init_rpc("doctor", rank=0, world_size=1, rpc_backend_options=options)  # type: ignore
         total = rpc.rpc_sync("doctor", torch.add, args=(torch.ones(3), 1))
         rpc.shutdown(graceful=False)
     return _right(total, 6, "a worker on loopback called itself")
@@ -202,25 +200,17 @@ def _right(total: Any, expected: int, found: str) -> str:
     return found
 
 
-def network() -> str:
-    """See whether a rank may have a network with a device in it."""
-    _permitted("enter")
-    return "ranks can have a network of their own, as slow as you say"
-
-
-def private() -> str:
-    """See whether a rank may have a network with nothing in it but loopback."""
-    _permitted("unshare")
-    return "Cluster(rpc=True) keeps its workers where no other user of this machine reaches them"
-
-
-def _permitted(how: str) -> None:
+def permitted(how: str, found: str) -> str:
+    """See whether a rank may have its own network: with a device in it, or with loopback alone."""
     from dlearn.network.namespace import refusal
 
     if refused := refusal(how):
         raise UserWarning(refused)
+    return found
 
 
+OWN_NETWORK = "ranks can have a network of their own, as slow as you say"
+PRIVATE = "Cluster(rpc=True) keeps its workers where no other user of this machine reaches them"
 INSTALL = "python tools/install_torch.py in dlearn's folder, with this Python"
 CHECKS: dict[str, tuple[Callable[[], str], str]] = {
     "system": (system, "Windows: use WSL2, Cluster needs Linux or macOS; tell us what fails"),
@@ -230,8 +220,11 @@ CHECKS: dict[str, tuple[Callable[[], str], str]] = {
     "recorder": (recorder, f"install the torch that constraints.txt names: {INSTALL}"),
     "gloo": (gloo, f"if loopback is ok, a torch with gloo: {INSTALL}"),
     "socket counters": (counters, "bytes on the wire are not measured; all else works"),
-    "network": (network, "no Cluster(network=...) here; all else works"),
-    "private": (private, "other users here can reach RPC workers: rpc=True only if you trust them"),
+    "network": (partial(permitted, "enter", OWN_NETWORK), "no Cluster(network=...) here; all else works"),
+    "private": (
+        partial(permitted, "unshare", PRIVATE),
+        "other users here can reach RPC workers: rpc=True only if you trust them",
+    ),
     "RPC": (rpc_worker, "no rpc=True here; process groups work without it"),
 }
 """How each is checked, and what to do where that fails."""

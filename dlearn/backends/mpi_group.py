@@ -90,7 +90,7 @@ class MpiGroup(QueuedGroup):
         self, name: str, begin: Callable[..., MPI.Request], inputs: Tensors, outputs: Tensors, *,
         op: Any = None, root: Any = None, sent_bytes: Any = (), room_bytes: Any = (), **facts: Any,
     ) -> Work:  # fmt: skip
-        """Queue a call that calculates (`op`) with numbers, or moves bytes; of each rank as many as is said."""
+        """Queue a call that calculates (`op`) with numbers, or moves bytes: of each rank so many."""
         check_root(root or 0, self.size())
         recorder.hold(name, self, inputs)
         more = [each for each in (_OPERATIONS.get(op), root) if each is not None]
@@ -158,8 +158,9 @@ class MpiGroup(QueuedGroup):
         call, sizes = self._comm.Iallgatherv, bytes_each(into)
         return self._call("all_gather", call, [mine], into, room_bytes=sizes, result=[into])
 
-    def all_gather_single(self, output: Any, input: Any, options: Any = None, name: str = "all_gather_single") -> Work:
+    def all_gather_single(self, output: Any, input: Any, options: Any = None, name: str = "") -> Work:
         check_sizes(output, input, self.size())
+        name = name or "all_gather_single"
         return self._call(name, self._comm.Iallgather, [input], [output])
 
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, options: Any = None) -> Work:
@@ -304,16 +305,16 @@ def one_row(tensors: Tensors) -> torch.Tensor:
 
 
 def room_for(tensors: Tensors) -> torch.Tensor:
-    """Return a row of memory for their items. (FSDP gathers into a tensor in which its share lies.)"""
+    """Return a row of memory for them. (FSDP gathers into a tensor in which its share lies.)"""
     return torch.empty(sum(map(torch.numel, tensors)), dtype=tensors[0].dtype if tensors else None)
 
 
 # How a rank waits for MPI without taking its core away from the ranks that work -------------------
 #
-# MPICH waits by asking again and again, as fast as it can. Here a wait asks a few times, then sleeps between two
-# questions, never longer than a fifth of a millisecond. (Waiting 50 ms for a late rank, three ranks on two cores: the
-# waiting ones use 3 ms of processor time. Inside a blocking call they use up to 57 ms, which they take from the late
-# one.)
+# MPICH waits by asking again and again, as fast as it can. Here a wait asks a few times, then sleeps
+# between two questions, never longer than a fifth of a millisecond. (Waiting 50 ms for a late rank,
+# three ranks on two cores: the waiting ones use 3 ms of processor time. Inside a blocking call they
+# use up to 57 ms, which they take from the late one.)
 
 QUESTIONS = 20
 """Before the first sleep: what is there at once is taken at once."""
@@ -341,11 +342,9 @@ def wait_for(request: MPI.Request, name: str, seconds: float, status: Any = None
 
 
 class MpiWork(Work):
-    """A send or a receive under way. `held` is closed, and `ended` called, when it is found to be over."""
+    """A send or a receive under way. When it is over, `held` is closed and `ended` called."""
 
-    def __init__(
-        self, request: MPI.Request, name: str, seconds: float, ended: Callable[..., None], held: ExitStack
-    ) -> None:
+    def __init__(self, request: MPI.Request, name: str, seconds: float, ended: Any, held: ExitStack) -> None:
         super().__init__()
         self._request, self._name, self._seconds = request, name, seconds
         self._ended, self._held = ended, held

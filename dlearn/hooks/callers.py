@@ -16,6 +16,7 @@ import tempfile
 import threading
 from concurrent import futures
 from concurrent.futures.thread import _WorkItem
+from contextlib import suppress
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -158,10 +159,9 @@ def _bucket_of(called_by_cpp: FrameType | None) -> int | None:
     if called_by_cpp is None:
         return None
     values = called_by_cpp.f_locals
-    bucket = next((each.index() for each in values.values() if isinstance(each, GradBucket)), None)
-    if bucket is None and called_by_cpp.f_code.co_filename == _POWER_SGD:
-        bucket = values.get("bucket_index")
-    return bucket
+    power_sgd = called_by_cpp.f_code.co_filename == _POWER_SGD
+    known = values.get("bucket_index") if power_sgd else None
+    return next((each.index() for each in values.values() if isinstance(each, GradBucket)), known)
 
 
 def _make_note(code: CodeType) -> _Note:
@@ -172,7 +172,10 @@ def _make_note(code: CodeType) -> _Note:
     if ours or name.startswith((*_MACHINERY, _FX_CODE, cache)):
         note = _Note(code, recorder=name.startswith(_DLEARN_DIR))
     else:
-        note = _Note(code, site=file_label(name, cell_names, _working_directory()), own=not name.startswith(_INSTALLED))
+        below = os.devnull  # No file is below that.
+        with suppress(FileNotFoundError):  # It was deleted; the program goes on.
+            below = os.getcwd()
+        note = _Note(code, site=file_label(name, cell_names, below), own=not name.startswith(_INSTALLED))
     if len(_notes) > 20_000:
         _silent.clear()
         _notes.clear()
@@ -182,13 +185,6 @@ def _make_note(code: CodeType) -> _Note:
     if note.site is None:
         _silent.add(id(code))
     return note
-
-
-def _working_directory() -> str:
-    try:
-        return os.getcwd()
-    except FileNotFoundError:  # It was deleted, and the program goes on.
-        return os.devnull  # No file is below that.
 
 
 def _known() -> dict[int, _Note]:

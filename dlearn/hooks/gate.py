@@ -207,8 +207,8 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
-# What a paused rank does between two of its calls: it computes, or waits inside a call of torch. Read off the stacks of
-# its threads when the server asks, so that calls pay nothing for it.
+# What a paused rank does between two of its calls: it computes, or waits inside a call of torch. Read
+# off the stacks of its threads when the server asks, so that calls pay nothing for it.
 
 _TORCH = os.path.dirname(torch.__file__)
 _DLEARN = os.path.dirname(os.path.dirname(__file__))
@@ -228,11 +228,11 @@ _HANDLER = internal._run_function.__code__
 
 
 def activity(*, function_over: bool) -> dict[str, Any]:
-    """Look at all threads: whether the program computes, or runs a function that another rank called by RPC.
+    """Look at all threads: does the program compute, or run a function that another rank called?
 
-    When the rank's function is over, its main thread only serves others. `active_ns` is how long the threads have run,
-    or been ready to run, since they began. It separates an autograd engine that computes from one that waits: both show
-    the same stack.
+    When the rank's function is over, its main thread only serves others. `active_ns` is how long
+    the threads have run, or been ready to run, since they began. It separates an autograd engine
+    that computes from one that waits: both show the same stack.
     """
     frames = sys._current_frames()
     main = frames.pop(threading.main_thread().ident or 0, None)

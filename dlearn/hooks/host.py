@@ -29,11 +29,11 @@ class Host(Emit, Protocol):
     clocks: ClockServer
     log: AgentLog  # The RPC agent's own.
     meet: Callable[[], None] | None = None
-    """Waits for all workers of a cluster, which opens RPC's connections before any worker uses them."""
+    """Waits for all workers of a cluster, which opens RPC's connections before they use them."""
 
     @property
     def begun(self) -> bool:
-        """Return whether this process has sent anything yet: a lazy recording has no file before."""
+        """Return whether there is a file yet: a lazy recording makes it when it has a line."""
 
     def begin_step(self, number: int) -> None:
         """Note that the optimizer has made `number` steps: the next one begins."""
@@ -47,8 +47,8 @@ class Host(Emit, Protocol):
             return
         try:
             still = self.sockets.settle() if self.options.measure == "phase" else None
-            received = self.sockets.received_bytes()
-            self.event(Counters, sent_bytes=self.sockets.sent_bytes(), received_bytes=received, still=still)
+            sent, received = self.sockets.sent_bytes(), self.sockets.received_bytes()
+            self.event(Counters, sent_bytes=sent, received_bytes=received, still=still)
         except Exception as failure:
             self.failed("the counters of sockets", failure)
 

@@ -33,6 +33,8 @@ from dlearn.hooks.patches import ended
 from dlearn.recorder.recording import OUTSIDE, Recording
 from dlearn.version import __version__
 
+Ended = Callable[..., None]
+
 _active: Recording | None = None
 _followed: Header | None = None
 """The header of a recording that goes on in the process's children."""
@@ -121,11 +123,11 @@ def _inside(recording: Recording, number: int) -> Iterator[None]:
             recording.leave(number)
 
 
-def posted(op: str, group: ProcessGroup, tensor: torch.Tensor, *, peer: int | None, tag: int) -> Callable[..., None]:
+def posted(op: str, group: ProcessGroup, tensor: torch.Tensor, *, peer: int | None, tag: int) -> Ended:
     """Report a "send" or "recv" that a Python process group carries out itself, and starts now.
 
-    `peer` is a rank of the group; None receives from any. Return a function that reports the end when the program has
-    waited for it: `ended(error="")`, with the sender as `peer` where any could be.
+    `peer` is a rank of the group; None receives from any. Return a function that reports the end
+    when the program has waited for it: `ended(error="")`, with the sender as `peer` where any could be.
     """
     recording, number = _noted(op, note_p2p, group, tensor, peer, tag)
     return recording.posted(number) if recording is not None else lambda **_: None
@@ -247,8 +249,7 @@ def _file_of(folder: Path, header: Header) -> Path:
 
 def own_path(path: Path) -> Path:
     """Return `path`, or a free one beside it: after `exec` a program has the same pid."""
-    number = 1
-    free = path
+    number, free = 1, path
     while free.exists():
         number += 1
         free = path.with_name(f"{path.stem}-{number}{path.suffix}")

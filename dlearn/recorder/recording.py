@@ -42,16 +42,17 @@ from dlearn.hooks.ddp import ddp
 from dlearn.hooks.host import Host
 from dlearn.hooks.mpi import mpi_hook
 from dlearn.hooks.network.clock import ClockServer, gather
-from dlearn.hooks.network.sockets import Sockets
+from dlearn.hooks.network.sockets import NO_GROUP, Sockets
 from dlearn.hooks.patches import guarded
 from dlearn.hooks.rpc import rpc_hook
 from dlearn.hooks.rpc.rpc_agent_log import AgentLog
 from dlearn.recorder.hang_watch import HangWatch
 
 OWN = (
-    collectives.install, ddp.install, mpi_hook.install, rpc_hook.install, group_watch.install, ddp.install_steps,
+    collectives.install, ddp.install, mpi_hook.install, rpc_hook.install, group_watch.install,
+    ddp.install_steps,
 )  # fmt: skip
-"""dlearn's own recorders, in the order in which they are installed. One for another library: docs/new-recorder.md."""
+"""dlearn's own recorders, in this order. One for another library: docs/new-recorder.md."""
 
 LONGEST_SPAN = 200
 """Characters of a span's name that are kept."""
@@ -158,7 +159,7 @@ class Recording(Host):
             self.failed("the end of an operation", failure)
 
     def posted(self, number: int) -> Callable[..., None]:
-        """Return a function that reports the end of a send or receive of a Python process group, if it is open."""
+        """Return what reports the end of a send or receive of a Python process group, once."""
         self._posted.add(number)
 
         def ended(*, peer: int | None = None, error: str = "") -> None:
@@ -175,7 +176,7 @@ class Recording(Host):
             self._refused(error)
 
     def _refused(self, error: OSError) -> None:
-        """Say once that the system refused a line, which is counted: the program goes on with a full disk."""
+        """Say once that the system refused a line, which is counted: the program goes on."""
         if not self._writer.begun:
             raise error  # There is no file that could say so.
         if not self._said_refused:
@@ -304,7 +305,7 @@ class Recording(Host):
         while self._posted:
             self.end(self._posted.pop(), by=NOT_OBSERVED)
         if self._writer.begun:
-            self.sockets.note_strangers()
+            self.sockets.watch(NO_GROUP)
         self.count()
         facts = {"works_dropped": self._works_dropped, "left_out": self._left_out}
         try:

@@ -146,7 +146,7 @@ class Holds:
         return counted | self._facts(kept, gathered)
 
     def _parameters(self) -> tuple[list[Any], list[Any]]:
-        """Those that are kept, whole or as this rank's part; and whole ones that FSDP has gathered for a while."""
+        """Return what is kept, whole or as this rank's part; and what FSDP has gathered."""
         kept: dict[int, Any] = {}
         gathered: dict[int, Any] = {}
         for module in (part for model in self._models for part in model.modules()):

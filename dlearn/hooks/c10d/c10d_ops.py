@@ -93,11 +93,8 @@ class Signature:
         return next(iter(tensors_of(args, self.gives if self.gets is None else self.gets)), None)
 
     def is_traced(self, args: tuple[Any, ...]) -> bool:
-        """Return whether it is only planned, on tensors without data (fake, or on "meta"): nothing is sent.
-
-        (The first argument is a tensor also where none is sent, as of a barrier.)
-        """
-        for where in (self.gives, self.gets, 0):
+        """Return whether it is only planned: on tensors without data (fake, or on "meta")."""
+        for where in (self.gives, self.gets, 0):  # A barrier's first is a tensor, too.
             for tensor in tensors_of(args, where):
                 return tensor.is_meta
         return False
@@ -147,9 +144,9 @@ def checksum(tensor: torch.Tensor) -> int | None:
 def checksum_given(tensors: Sequence[torch.Tensor]) -> int | None:
     """Return one for all tensors that a rank gives to a collective; None if any has none."""
     sums = [checksum(tensor) for tensor in tensors]
-    if not sums or any(each is None for each in sums):
-        return None
-    return sums[0] if len(sums) == 1 else zlib.crc32(repr(sums).encode())
+    if len(sums) == 1:
+        return sums[0]
+    return zlib.crc32(repr(sums).encode()) if sums and None not in sums else None
 
 
 def bytes_of(tensors: Sequence[torch.Tensor]) -> int:

@@ -9,6 +9,7 @@ from torch._C._distributed_c10d import ProcessGroup
 
 from dlearn.hooks import Undo
 from dlearn.hooks.host import Host
+from dlearn.hooks.network.sockets import NO_GROUP
 from dlearn.hooks.patches import Patches, guarded
 
 
@@ -38,7 +39,7 @@ def install(host: Host) -> Undo:
         everything = group is None or group is dist.GroupMember.WORLD
         if everything:
             clocks.close()
-        sockets.note_strangers()
+        sockets.watch(NO_GROUP)
         count()
         groups.destroying(None if everything else group)
 
@@ -46,7 +47,7 @@ def install(host: Host) -> Undo:
     if dist.is_initialized():
         store = c10d._get_default_store()
         guarded(host, "the clocks", clocks.join, "group", store, dist.get_rank(), dist.get_world_size())
-    undo.callback(groups.release)
+    undo.callback(groups.kept.clear)
     undo.around(host, c10d, "_new_process_group_helper", before=making, after=made)
     for owner in (c10d, dist):
         undo.around(host, owner, "destroy_process_group", before=destroying)

@@ -46,11 +46,12 @@ class Groups:
         self._known: WeakKeyDictionary[ProcessGroup, OwnGroup] = WeakKeyDictionary()
         self._last: tuple[ref[ProcessGroup], OwnGroup] | None = None
         self._uses: Counter[str] = Counter()
-        self._kept: list[ProcessGroup] = []
+        self.kept: list[ProcessGroup] = []
+        """Groups that the program has destroyed, until the next is made."""
 
     def made(self, group: ProcessGroup, ranks: Iterable[int]) -> None:
         """Describe a group with these `ranks` at once: not every member calls anything on it."""
-        self._kept.clear()
+        self.kept.clear()
         if group not in self._known:
             self._known[group] = self._meet(group, ranks)
 
@@ -63,13 +64,9 @@ class Groups:
         that is not kept.)
         """
         if group is None:
-            self.release()
+            self.kept.clear()
         else:
-            self._kept.append(group)
-
-    def release(self) -> None:
-        """Let go of destroyed groups at the end of the recording."""
-        self._kept.clear()
+            self.kept.append(group)
 
     def _numbered(self, name: str, between: str) -> str:
         """Return "1", and the second time "1~2"."""

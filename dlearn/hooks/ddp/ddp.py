@@ -16,9 +16,9 @@ import itertools
 import time
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -56,7 +56,7 @@ def install(host: Host) -> Undo:
         return _inside_ddp_forward
 
     undo = Patches()
-    undo.callback(watch.remove)
+    undo.callback(watch.undo.close)
     undo.callback(phases.undo.close)
     undo.replace(DistributedDataParallel, "_inside_ddp_forward", make)
     return undo.close
@@ -69,7 +69,7 @@ class _Watch:
         self._emit, self._times = host, host.times
         self._numbers = itertools.count()
         self._models: WeakKeyDictionary[DistributedDataParallel, tuple[int, bool]] = WeakKeyDictionary()
-        self._handles: list[torch.utils.hooks.RemovableHandle] = []
+        self.undo = ExitStack()
 
     def before_forward(self, ddp: DistributedDataParallel) -> None:
         """Read the buckets when they are new; DDP has just rebuilt them where it will."""
@@ -80,7 +80,10 @@ class _Watch:
         names = {id(parameter): name for name, parameter in ddp.module.named_parameters()}
         if model is None:
             model = next(self._numbers)
-            self._watch_gradients(ddp, model, names)
+            for parameter in ddp.module.parameters():
+                if parameter.requires_grad:
+                    hook = partial(self._ready, model, names[id(parameter)])
+                    self.undo.callback(parameter.register_post_accumulate_grad_hook(hook).remove)
         self._models[ddp] = (model, rebuilt)
         self._report_buckets(ddp, model, names, "rebuilt" if rebuilt else "first")
 
@@ -102,12 +105,6 @@ class _Watch:
                 phase="forward",
             )
 
-    def _watch_gradients(self, ddp: DistributedDataParallel, model: int, names: dict[int, str]) -> None:
-        for parameter in ddp.module.parameters():
-            if parameter.requires_grad:
-                hook = partial(self._ready, model, names[id(parameter)])
-                self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
-
     @untraced
     def _ready(self, model: int, name: str, parameter: torch.Tensor) -> None:
         guarded(self._emit, "gradient hook", self._report_ready, model, name, parameter)
@@ -116,15 +113,10 @@ class _Watch:
         task = torch._C._current_graph_task_id()
         backward = task if task >= 0 else None
         now = self._times.mark(parameter.device)
-        facts = {"bytes": parameter.nbytes, "backward": backward, "phase": "backward"}
-        number = self._emit.event(Gradient, model=model, parameter=name, **facts)
+        facts = {"model": model, "parameter": name, "bytes": parameter.nbytes, "backward": backward}
+        number = self._emit.event(Gradient, phase="backward", **facts)
         if now is not None:
             self._times.between(number, now, now)
-
-    def remove(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
 
 
 # Phases of a training step --------------------------------------------------------------------------------------------
@@ -133,9 +125,8 @@ class _Watch:
 _FAKES = torch._C._TorchDispatchModeKey.FAKE
 
 
-class _Begun(NamedTuple):
-    at_ns: int
-    on_gpu: Mark | None
+_Begun = tuple[int, Mark | None]
+"""When a phase began, and for a model on a GPU where its stream was."""
 
 
 class Phases:
@@ -152,8 +143,7 @@ class Phases:
     def forward_begins(self, ddp: DistributedDataParallel) -> None:
         if not self._follows:
             self._follows = True
-            self._follow_backward()
-            self._follow_optimizers()
+            self._follow()
         self._device = ddp.device
         self._forward[ddp] = self._begins()
 
@@ -163,8 +153,8 @@ class Phases:
         if torch.is_grad_enabled():  # Else it is an evaluation, and no part of a training step.
             self._note("forward", began)
 
-    def _follow_backward(self) -> None:
-        """Watch the one name by which `Tensor.backward` and `autograd.grad` reach the engine."""
+    def _follow(self) -> None:
+        """Watch all optimizers, and the name by which `Tensor.backward` reaches the engine."""
 
         def run_backward(original: Any, *args: Any, **kwargs: Any) -> Any:
             # Inside another, as checkpointing runs parts again; or traced only, on fakes, by a compiler.
@@ -179,9 +169,6 @@ class Phases:
             self._note("backward", began)
             return result
 
-        self.undo.wrap(torch.autograd, "_engine_run_backward", run_backward)
-
-    def _follow_optimizers(self) -> None:
         @untraced
         def begins(optimizer: Any, args: Any, kwargs: Any) -> None:
             self._optimizer[id(optimizer)] = self._begins()
@@ -190,25 +177,22 @@ class Phases:
         def ends(optimizer: Any, args: Any, kwargs: Any) -> None:
             self._note("optimizer", self._optimizer.pop(id(optimizer), None))
 
+        self.undo.wrap(torch.autograd, "_engine_run_backward", run_backward)
         self.undo.callback(register_optimizer_step_pre_hook(begins).remove)
         self.undo.callback(register_optimizer_step_post_hook(ends).remove)
 
     def _begins(self) -> _Begun:
-        """Return the time now, and for a model on a GPU a mark in its stream."""
-        on_gpu = self._times.mark(self._device)
-        return _Begun(time.monotonic_ns(), on_gpu)
+        return time.monotonic_ns(), self._times.mark(self._device)
 
     def _note(self, phase: str, began: _Begun | None, *, error: str = "") -> None:
-        if began is not None:
-            guarded(self._emit, f"the end of {phase}", self._report, phase, began, error)
+        def report(start_ns: int, on_gpu: Mark | None) -> None:
+            times = {"start_ns": start_ns, "end_ns": time.monotonic_ns(), "ended_by": "return"}
+            number = self._emit.event(Stretch, phase=phase, error=error, **times)
+            if on_gpu is not None:
+                self._times.between(number, on_gpu, self._times.mark(on_gpu.device))
 
-    def _report(self, phase: str, began: _Begun, error: str) -> None:
-        end_ns = time.monotonic_ns()
-        number = self._emit.event(
-            Stretch, phase=phase, start_ns=began.at_ns, end_ns=end_ns, ended_by="return", error=error
-        )
-        if began.on_gpu is not None:
-            self._times.between(number, began.on_gpu, self._times.mark(began.on_gpu.device))
+        if began is not None:
+            guarded(self._emit, f"the end of {phase}", report, *began)
 
 
 # Steps that are counted without the user's help -----------------------------------------------------------------------
@@ -234,5 +218,4 @@ def install_steps(host: Host) -> Undo:
         if counted() is optimizer:
             host.begin_step(next(numbers))
 
-    handle = register_optimizer_step_post_hook(stepped)
-    return lambda: handle.remove()
+    return register_optimizer_step_post_hook(stepped).remove

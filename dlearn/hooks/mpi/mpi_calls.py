@@ -97,16 +97,12 @@ def recorded_methods(original: type[Any]) -> dict[str, Method]:
     methods = {}
     for name in dir(original):
         if callable(getattr(original, name)) and not name.startswith("_"):
-            form = _form(original, name)
+            parameters = inspect.signature(getattr(original, name)).parameters.values()
+            form = {each.name: str(each.annotation) for each in parameters if each.name != "self"}
             report = _report_of(name, form)
             if report is not None:
                 methods[name] = _recorded(original, name, form, report)
     return methods
-
-
-def _form(original: type[Any], name: str) -> Form:
-    parameters = inspect.signature(getattr(original, name)).parameters.values()
-    return {each.name: str(each.annotation) for each in parameters if each.name != "self"}
 
 
 _Report = Callable[[Any, Given, "bytes | None", Watch], "list[Post]"]
@@ -116,7 +112,7 @@ _Report = Callable[[Any, Given, "bytes | None", Watch], "list[Post]"]
 def _report_of(name: str, form: Form) -> _Report | None:
     op = COLLECTIVES.get(name.lower(), COLLECTIVES.get(name.removeprefix("I")))
     if name.endswith("_init") or "neighbor" in name.lower() or "target_rank" in form:
-        return lambda comm, given, data, watch: [watch.other(name)]
+        return lambda comm, given, data, watch: watch.other(name)
     if op is not None:
         return partial(_collective, op, form)
     if {"dest", "source"} & form.keys():
@@ -131,10 +127,10 @@ def _recorded(original: type[Any], name: str, form: Form, report: _Report) -> Me
     has_request = name[0] in "iI" and not looks
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if mpi_watch.active is None:
+            return call(self, *args, **kwargs)
         run: Callable[[], Any] = partial(call, self, *args, **kwargs)
         status, data = None, None
-        if mpi_watch.active is None:
-            return run()
         given = dict(zip(parameters, args, strict=False)) | kwargs
         if "status" in form:
             status = given["status"] = given.get("status") or MPI.Status()
@@ -292,7 +288,7 @@ def _new_comm(original: type[Any], name: str) -> Method:
 
     def make(self: Any, *args: Any, **kwargs: Any) -> Any:
         made = call(self, *args, **kwargs)
-        if isinstance(made, tuple):
+        if isinstance(made, tuple):  # With the request of Idup.
             return (_named(self, name, made[0]), *made[1:])
         return _named(self, name, made)
 

@@ -36,8 +36,8 @@ class Watch:
         self.emit = emit
         self.open: dict[int, Post] = {}
         self._known: set[str] = set()
-        numbers: Callable[[], Iterator[int]] = partial(itertools.count, 1)
-        self._numbers = defaultdict[tuple[type[Event], str], Iterator[int]](numbers)
+        self._p2ps = defaultdict[str, Iterator[int]](lambda: itertools.count(1))
+        self._collectives = defaultdict[str, Iterator[int]](lambda: itertools.count(1))
 
     def point_to_point(self, op: str, comm: Any, peer: int, tag: int, tensors: Infos) -> Post:
         """Report a send, a recv, or a probe, which leaves the message to be received."""
@@ -46,20 +46,19 @@ class Watch:
         if op == "probe":
             return self._post(Probe, room=(), **facts)
         _wait_at_gate(op, None if known is None else world_ranks(comm)[known], tensors)
-        facts |= {"op": op, "seq": next(self._numbers[PointToPoint, group]), "tensors": tensors}
+        facts |= {"op": op, "seq": next(self._p2ps[group]), "tensors": tensors}
         return self._post(PointToPoint, room=tensors if op == "recv" else None, **facts)
 
     def collective(self, op: str, comm: Any, root: int | None, inputs: Infos, outputs: Infos) -> Post:
         """Report a collective: what this rank gives, and what it gets."""
         group = self._group(comm)
         _wait_at_gate(op, None, inputs)
-        seq = next(self._numbers[Collective, group])
-        facts: dict[str, Any] = {"root": root, "inputs": inputs, "outputs": outputs}
-        return self._post(Collective, op=op, group=group, seq=seq, **facts)
+        facts = {"op": op, "seq": next(self._collectives[group]), "root": root}
+        return self._post(Collective, group=group, inputs=inputs, outputs=outputs, **facts)
 
-    def other(self, name: str) -> Post:
+    def other(self, name: str) -> list[Post]:
         """Report a call of which nothing but the name is read."""
-        return self._post(OtherMpiCall, op=name)
+        return [self._post(OtherMpiCall, op=name)]
 
     def _post(self, kind: type[Event], room: Infos | None = None, **facts: Any) -> Post:
         """Report that a call begins; with `room`, the end of a receive tells what has come."""
@@ -168,7 +167,8 @@ def described(spec: Any, *, blocks: int = 1) -> Infos:
     buffer, counts, datatype = _parts(spec)
     item_bytes, dtype = _type_of(buffer, datatype)
     if counts is None:
-        count = _bytes_of(buffer) // max(item_bytes, 1)
+        size = buffer.nbytes if hasattr(buffer, "nbytes") else memoryview(buffer).nbytes
+        count = int(size) // max(item_bytes, 1)
     else:
         count = counts * blocks if isinstance(counts, int) else sum(map(int, counts))
     return _values(count, dtype, count * item_bytes)
@@ -180,21 +180,20 @@ def pickled(count: int) -> Infos:
 
 
 def _learn(room: Infos, status: Any) -> dict[str, Any]:
-    """Return peer, tag and what arrived by the status of a receive; or that it was cancelled."""
+    """Return peer, tag and what arrived by the status of a receive; or that it was cancelled.
+
+    What has as many bytes as there was room for is not described again.
+    """
     if status.Is_cancelled():
         return {"error": CANCELLED}
-    arrived = _received(room, status.Get_count(MPI.BYTE))
-    return {"peer": status.Get_source(), "tag": status.Get_tag(), "outputs": arrived}
-
-
-def _received(room: Infos, got_bytes: int) -> Infos:
-    """Describe what has come, if that is not what there was room for."""
+    got_bytes = status.Get_count(MPI.BYTE)
+    arrived: Infos = pickled(got_bytes)
     if room and room[0].payload_bytes == got_bytes:
-        return ()
-    if not room or not room[0].shape[0]:
-        return pickled(got_bytes)
-    count = got_bytes * room[0].shape[0] // max(room[0].payload_bytes, 1)
-    return _values(count, room[0].dtype, got_bytes)
+        arrived = ()
+    elif room and room[0].shape[0]:
+        count = got_bytes * room[0].shape[0] // max(room[0].payload_bytes, 1)
+        arrived = _values(count, room[0].dtype, got_bytes)
+    return {"peer": status.Get_source(), "tag": status.Get_tag(), "outputs": arrived}
 
 
 def _values(count: int, dtype: str, size: int) -> Infos:
@@ -232,7 +231,3 @@ def _type_of(buffer: Any, datatype: Any) -> tuple[int, str]:
 def _name(typestr: str) -> str:
     """Return "float64" of "f8", as numpy and torch call it; what neither has a name for is bytes."""
     return np.dtype(typestr).name if typestr[1:].isdigit() and typestr[0] in "fiucb" else "bytes"
-
-
-def _bytes_of(buffer: Any) -> int:
-    return int(buffer.nbytes) if hasattr(buffer, "nbytes") else memoryview(buffer).nbytes

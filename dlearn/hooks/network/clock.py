@@ -61,13 +61,7 @@ class ClockServer:
     """
 
     def __init__(
-        self,
-        emit: Emit,
-        path: Path,
-        ignore_port: Callable[[int], None],
-        *,
-        keep_store: bool = False,
-        alone: bool = False,
+        self, emit: Emit, path: Path, ignore_port: Callable[[int], None], *, keep_store: bool, alone: bool
     ) -> None:
         self._emit, self.path, self._ignore_port = emit, path.resolve(), ignore_port
         self._keep_store, self._alone = keep_store, alone
@@ -86,13 +80,12 @@ class ClockServer:
         """Take the last readings, and end the threads."""
         if self._thread is None or self.store is None:
             return
-        thread, self._thread = self._thread, None
-        store = self.store
+        thread, store, self._thread = self._thread, self.store, None
         if not self._keep_store:
             self.store = None
         if self.rank == 0:
             with suppress(dist.DistError):  # Its server, on another rank, has gone; so the thread has ended, too.
-                store.queue_push(self._queue(), json.dumps({"kind": "close"}))
+                store.queue_push(self._prefix, json.dumps({"kind": "close"}))
         else:
             self._over.set()
         thread.join(2 * PATIENCE_SECONDS)
@@ -103,14 +96,15 @@ class ClockServer:
 
     def join(self, where: str, store: Store | None, rank: int, size: int | None) -> None:
         """Start where ranks meet, for a default group or RPC: all find one name for the job."""
-        if store is None or self._alone:
-            return  # MPI's groups meet without a store.
+        if store is None or self._alone:  # MPI's groups meet without a store.
+            return
         if job := word_in(store, "dlearn/job"):
             self._emit.fact(Joined(job=job))
         self.close()
         self._met[where] += 1
         known = innermost(store)
-        others = size is not None and size > 1 and not _one_host(size)
+        launched = os.environ.get("LOCAL_WORLD_SIZE"), os.environ.get("WORLD_SIZE")
+        others = size is not None and size > 1 and launched != (str(size), str(size))
         self.out_of_reach = others and not isinstance(known, TCPStore)
         if not others or not isinstance(known, TCPStore):
             return
@@ -132,9 +126,6 @@ class ClockServer:
         except Exception as error:  # A full disk, an answer to an earlier recording.
             self._emit.failed("the clocks", error)
 
-    def _queue(self, rank: int | None = None) -> str:
-        return self._prefix + (f"/{rank}" if rank is not None else "")
-
     def _answer(self, store: Store) -> None:
         """Answer as rank 0 until closed: note which ranks there are, and give them the time."""
         store.set_timeout(timedelta(days=30))
@@ -143,27 +134,27 @@ class ClockServer:
         while not closing or asking:
             if closing:
                 store.set_timeout(timedelta(seconds=PATIENCE_SECONDS))
-            note = json.loads(store.queue_pop(self._queue()))
+            note = json.loads(store.queue_pop(self._prefix))
             heard_ns = time.monotonic_ns()
             match note["kind"]:
                 case "time":
-                    store.queue_push(self._queue(note["rank"]), f"{heard_ns} {time.monotonic_ns()}")
+                    store.queue_push(f"{self._prefix}/{note['rank']}", f"{heard_ns} {time.monotonic_ns()}")
                 case "hello":
                     self._meet(note)
-                    store.queue_push(self._queue(note["rank"]), self._hello())
+                    store.queue_push(f"{self._prefix}/{note['rank']}", self._hello())
                     if note["clock"] != self._name:
                         asking.add(note["rank"])
                 case "bye":
                     asking.discard(note["rank"])
                     others = [[each.rank, each.host, each.path] for each in self.peers.values()]
-                    store.queue_push(self._queue(note["rank"]), json.dumps(others))
+                    store.queue_push(f"{self._prefix}/{note['rank']}", json.dumps(others))
                 case "close":
                     closing = True
 
     def _ask(self, store: Store) -> None:
         """Greet rank 0; if it has another clock, read that now and then, and at the end."""
-        mine = self._queue(self.rank)
-        store.queue_push(self._queue(), self._hello())
+        mine = f"{self._prefix}/{self.rank}"
+        store.queue_push(self._prefix, self._hello())
         wait = 0.001
         while not store.queue_len(mine):  # Rank 0 may be recorded later, or never.
             if self._over.wait(wait):
@@ -180,7 +171,7 @@ class ClockServer:
             self._read(store, note["clock"])
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
         self._read(store, note["clock"])
-        store.queue_push(self._queue(), json.dumps({"kind": "bye", "rank": self.rank}))
+        store.queue_push(self._prefix, json.dumps({"kind": "bye", "rank": self.rank}))
         for rank, host, path in json.loads(store.queue_pop(mine)):
             if host != socket.gethostname():
                 self._emit.fact(Peer(rank=rank, host=host, path=path))
@@ -194,8 +185,8 @@ class ClockServer:
         while best is None or (rounds < ROUNDS and time.monotonic() < deadline):
             rounds += 1
             asked = time.monotonic_ns()
-            store.queue_push(self._queue(), question)
-            answer = store.queue_pop(self._queue(self.rank))
+            store.queue_push(self._prefix, question)
+            answer = store.queue_pop(f"{self._prefix}/{self.rank}")
             came = time.monotonic_ns()
             heard, answered = map(int, answer.split())
             found = ((came - asked) - (answered - heard) + 1) // 2, ((heard - asked) + (answered - came)) // 2, came
@@ -204,20 +195,13 @@ class ClockServer:
         self._emit.fact(ClockReading(at_ns=at, offset_ns=offset, error_ns=error, reference=reference, rounds=rounds))
 
     def _hello(self) -> str:
-        host = socket.gethostname()
-        return json.dumps(
-            {"kind": "hello", "rank": self.rank, "host": host, "path": str(self.path), "clock": self._name}
-        )
+        note = {"kind": "hello", "rank": self.rank, "host": socket.gethostname()}
+        return json.dumps(note | {"path": str(self.path), "clock": self._name})
 
     def _meet(self, note: dict[str, Any]) -> None:
         peer = Peer(rank=note["rank"], host=note["host"], path=note["path"])
         self.peers[peer.rank] = peer
         self._emit.fact(peer)
-
-
-def _one_host(size: int) -> bool:
-    """Return whether the launcher says that all ranks are on this host."""
-    return os.environ.get("LOCAL_WORLD_SIZE") == str(size) == os.environ.get("WORLD_SIZE")
 
 
 # Which job ------------------------------------------------------------------------------------------------------------
@@ -321,7 +305,8 @@ def _receive(store: Store, queue: str, target: Path, what: str) -> None:
             stream = stream or target.open("xb")
             stream.write(zlib.decompress(piece))
     except RuntimeError as error:
-        print(f"dlearn: {what} did not come whole ({str(error).splitlines()[0]}): copy it by hand.", file=sys.stderr)
+        why = str(error).splitlines()[0]
+        print(f"dlearn: {what} did not come whole ({why}): copy it by hand.", file=sys.stderr)
     finally:
         if stream is not None:
             stream.close()

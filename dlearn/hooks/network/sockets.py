@@ -2,7 +2,7 @@
 
 Linux tells any process about its own sockets (`TCP_INFO`), without root. Only connections of a process group are looked
 at: those that are there after its creation and were not before. The store's are not among them. Connections that appear
-in between, to this machine or to one where a rank is, belong to no known group: messages may go past the recorder. The
+in between, to this machine or to one where a rank is, belong to no known group. The
 rank that a connection leads to is found at reading: its other end stands, with the addresses swapped, in another
 process's file. So nothing is sent, and the program does not wait.
 
@@ -23,7 +23,6 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
@@ -34,7 +33,8 @@ from dlearn.hooks import Emit
 from dlearn.hooks.network.clock import innermost
 
 RPC = "rpc"  # The group of the connections of RPC's agent.
-NO_GROUP = ""  # The group of a connection that was made beside the groups that are known.
+NO_GROUP = ""
+"""The group of connections beside the known groups: messages may go past the recorder."""
 UNKNOWN_GROUP = "?"
 """The group of a connection that is older than the recording, where the process has several groups."""
 
@@ -47,19 +47,10 @@ _OPEN_CALLS = "agent.client_active_calls", "agent.server_active_calls"
 """The metrics of torch's agent that count calls without a reply: to others, and of others."""
 
 # struct tcp_info in <linux/tcp.h>: bytes received, not yet sent, sent, and those sent again after a loss.
-# A single read of the buffer, so that no other thread's sample comes between its parts.
 _COUNTS = struct.Struct("=128x Q 8x I 52x Q Q")
 
 
 _rpc_inodes: set[int] = set()  # RPC's connections, for a later recording of this process.
-
-
-class _Connection(NamedTuple):
-    """A watched socket. Its `inode` differs from that of a later one with the same number."""
-
-    fd: int
-    inode: int
-    info: ctypes.Array[ctypes.c_char]
 
 
 class Sockets:
@@ -67,7 +58,8 @@ class Sockets:
 
     def __init__(self, emit: Emit, *, measured: bool = True) -> None:
         self._emit, self._measured = emit, measured
-        self._connections: list[_Connection] = []
+        self._connections: list[tuple[int, int]] = []
+        """Number and inode of each socket: a later one with the same number has another inode."""
         self._known: set[int] = set()
         self._rpc = False
         self._busy_for_long = 0  # Waited for before in vain: such as the call that the program runs in.
@@ -79,7 +71,7 @@ class Sockets:
 
     @property
     def any(self) -> bool:
-        """Whether any connection is watched."""
+        """Return whether any connection is watched."""
         return bool(self._connections)
 
     def begin(self, groups: Sequence[str]) -> None:
@@ -105,19 +97,15 @@ class Sockets:
 
     def sent_bytes(self) -> tuple[int | None, ...]:
         """Return the bytes written into each connection so far; None for one that is closed."""
-        return tuple(self._counted(each)[0] for each in self._connections)
+        return tuple(self._counted(*each)[0] for each in self._connections)
 
     def received_bytes(self) -> tuple[int | None, ...]:
         """Return the bytes received through each connection so far; nothing without RPC."""
-        return tuple(self._counted(each)[1] for each in self._connections) if self._rpc else ()
+        return tuple(self._counted(*each)[1] for each in self._connections) if self._rpc else ()
 
     def forget(self) -> None:
         """Forget the connections in a forked child: they are its parent's."""
         self._connections.clear()
-
-    def note_strangers(self) -> None:
-        """Take the connections that are new for those of no known group."""
-        self.watch(NO_GROUP)
 
     def settle(self) -> bool:
         """Wait until nothing is on its way: the counters stand still, no call of RPC waits for its reply, and no
@@ -139,18 +127,25 @@ class Sockets:
         return False
 
     def _busy(self) -> int:
-        return _open_calls() + _threads_at_work() if self._rpc else 0
+        """Count RPC's open calls, and the threads of torch's that have work."""
+        if not self._rpc:
+            return 0
+        busy = _threads_at_work()
+        if _is_current_rpc_agent_set():
+            metrics = _get_current_rpc_agent().get_metrics()
+            busy += sum(int(metrics[name]) for name in _OPEN_CALLS)
+        return busy
 
-    def _counted(self, connection: _Connection) -> tuple[int | None, int | None]:
+    def _counted(self, fd: int, inode: int) -> tuple[int | None, int | None]:
         """Return the bytes written and received; None if closed, or not counted by the kernel."""
         assert self._getsockopt is not None
-        size = ctypes.c_uint32(_COUNTS.size)
+        info, size = ctypes.create_string_buffer(_COUNTS.size), ctypes.c_uint32(_COUNTS.size)
         with suppress(OSError):
-            if os.fstat(connection.fd).st_ino == connection.inode:
-                where = connection.fd, socket.IPPROTO_TCP, socket.TCP_INFO
-                failed = self._getsockopt(*where, connection.info, ctypes.byref(size))
+            if os.fstat(fd).st_ino == inode:
+                where = fd, socket.IPPROTO_TCP, socket.TCP_INFO
+                failed = self._getsockopt(*where, info, ctypes.byref(size))
                 if not failed and size.value >= _COUNTS.size:
-                    received, not_sent, sent, again = _COUNTS.unpack(connection.info)
+                    received, not_sent, sent, again = _COUNTS.unpack(info)
                     # What waits in the kernel for the receiver has been written, too.
                     return sent - again + not_sent, received
         return None, None
@@ -165,9 +160,7 @@ class Sockets:
         found = False
         self.ignored_ports |= _ports_of(store for _, store in list(dist.distributed_c10d._world.pg_map.values()))
         for fd, inode in _own_sockets():
-            if inode in self._known:
-                continue
-            ends = _ends(fd)
+            ends = _ends(fd) if inode not in self._known else None
             if ends is None:
                 continue
             self._known.add(inode)
@@ -180,24 +173,16 @@ class Sockets:
             if owner == NO_GROUP and remote[0] not in (local[0], *self._hosts):
                 continue  # A connection of the program to a host without a rank.
             self._hosts.add(remote[0])
-            connection = _Connection(fd, inode, ctypes.create_string_buffer(_COUNTS.size))
-            if self._counted(connection)[0] is None:
+            if self._counted(fd, inode)[0] is None:
                 reason = "this kernel's TCP_INFO does not count bytes (older than Linux 4.19)"
                 self._emit.fact(NotMeasured(reason=reason))
                 continue
             number = len(self._connections)
-            self._connections.append(connection)
+            self._connections.append((fd, inode))
             self._emit.fact(Socket(id=number, group=owner, local=_text(local), remote=_text(remote)))
             self._rpc = self._rpc or owner == RPC
             found = True
         return found
-
-
-def _open_calls() -> int:
-    if not _is_current_rpc_agent_set():
-        return 0
-    metrics = _get_current_rpc_agent().get_metrics()
-    return sum(int(metrics[name]) for name in _OPEN_CALLS)
 
 
 def _threads_at_work() -> int:
@@ -235,13 +220,10 @@ def listens(port: int) -> bool:
 
 def _ends(fd: int) -> tuple[tuple[str, int], tuple[str, int]] | None:
     """Return the addresses of both ends of a TCP connection; None for any other socket."""
-    try:
-        with socket.socket(fileno=os.dup(fd)) as copy:
-            if copy.type != socket.SOCK_STREAM or copy.family not in (socket.AF_INET, socket.AF_INET6):
-                return None
+    with suppress(OSError), socket.socket(fileno=os.dup(fd)) as copy:  # It listens, or is closed.
+        if copy.type == socket.SOCK_STREAM and copy.family in (socket.AF_INET, socket.AF_INET6):
             return copy.getsockname()[:2], copy.getpeername()[:2]
-    except OSError:
-        return None  # It listens, or is closed.
+    return None
 
 
 def _text(address: tuple[str, int]) -> str:

@@ -36,7 +36,14 @@ class Graph:
 
     def __init__(self, emit: Emit) -> None:
         self._on = True
-        self._emit, self._names = emit, _ParameterNames(emit)
+        self._emit = emit
+        self._owners: Any = WeakTensorKeyDictionary()
+        self._parents: WeakKeyDictionary[nn.Module, tuple[ref[nn.Module], str]] = WeakKeyDictionary()
+        """The module that a parameter or a module made while recording is in, and its name there."""
+        self._handles = [
+            modules.register_module_parameter_registration_hook(self._registers(self._owners)),
+            modules.register_module_module_registration_hook(self._registers(self._parents)),
+        ]
         self._key = object()
         self._lock = threading.Lock()
         self._numbers = itertools.count()
@@ -46,7 +53,26 @@ class Graph:
     def stop(self) -> None:
         """Report nothing any more."""
         self._on = False
-        self._names.remove()
+        for handle in self._handles:
+            handle.remove()
+
+    def _registers(self, owners: Any) -> Any:
+        def register(owner: nn.Module, name: str, value: Any) -> None:
+            if value is not None:
+                within = ref(owner), name
+                guarded(self._emit, "a parameter's name", owners.__setitem__, value, within)
+
+        return register
+
+    def _name_of(self, parameter: torch.Tensor) -> str:
+        """Return a parameter's name in its outermost module, "conv.weight", or nothing."""
+        path: list[str] = []
+        within = self._owners.get(parameter)
+        while within is not None and len(path) < 32:
+            path.insert(0, within[1])
+            owner = within[0]()
+            within = self._parents.get(owner) if owner is not None else None
+        return ".".join(path)
 
     def tensors(self, context: int, tensors: Sequence[torch.Tensor]) -> None:
         """Take in the nodes of tensors that pass the pickler, on their way out or in."""
@@ -100,7 +126,7 @@ class Graph:
             node=node.metadata[self._key][context],
             name=node.name(),
             shapes=tuple(tuple(each.shape) for each in node._input_metadata),
-            parameter=self._names.of(node.variable) if hasattr(node, "variable") else "",
+            parameter=self._name_of(node.variable) if hasattr(node, "variable") else "",
             message=message,
             next=tuple(each.metadata[self._key][context] for each in following),
         )
@@ -144,37 +170,3 @@ def _piece(context: int) -> Any:
         return _retrieve_context(context)
     except RuntimeError:
         return None
-
-
-class _ParameterNames:
-    """Names of parameters in their outermost module, if it was made while recording."""
-
-    def __init__(self, emit: Emit) -> None:
-        self._emit = emit
-        self._owners: Any = WeakTensorKeyDictionary()
-        self._parents: WeakKeyDictionary[nn.Module, tuple[ref[nn.Module], str]] = WeakKeyDictionary()
-        self._handles = [
-            modules.register_module_parameter_registration_hook(self._registers(self._owners)),
-            modules.register_module_module_registration_hook(self._registers(self._parents)),
-        ]
-
-    def _registers(self, owners: Any) -> Any:
-        def register(owner: nn.Module, name: str, value: Any) -> None:
-            if value is not None:
-                guarded(self._emit, "a parameter's name", owners.__setitem__, value, (ref(owner), name))
-
-        return register
-
-    def of(self, parameter: torch.Tensor) -> str:
-        """Return "conv.weight", or nothing."""
-        path: list[str] = []
-        within = self._owners.get(parameter)
-        while within is not None and len(path) < 32:
-            path.insert(0, within[1])
-            owner = within[0]()
-            within = self._parents.get(owner) if owner is not None else None
-        return ".".join(path)
-
-    def remove(self) -> None:
-        for handle in self._handles:
-            handle.remove()

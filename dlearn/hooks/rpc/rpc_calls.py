@@ -37,7 +37,7 @@ from dlearn.hooks.rpc.rpc_state import (
 
 MAGIC = b"DLRN"
 TRAILER = struct.Struct("<cIQq4s")
-"""What kind of message, worker id and number of the call, autograd context (-1: none), magic: 25 bytes."""
+"""Kind of message, worker id and number of the call, autograd context (-1: none), magic: 25 B."""
 CALL, REMOTE, REPLY, FETCHED = b"Q", b"M", b"R", b"F"
 
 
@@ -58,7 +58,9 @@ def _call_python(
     name = function_name(function, arguments)
     rrefs = tuple(calls.forks.pop(thread, ()))
     context, call = calls.context.get(thread), calls.next_id()
-    if gate.current is not None and not observing_now() and not _is_torchs_own(function):
+    # What torch calls to set RPC up or shut it down is not paused.
+    own = getattr(function, "__module__", "") == api.__name__
+    if gate.current is not None and not observing_now() and not own:
         gate.current.wait(f"{'remote' if remote else 'rpc'} {name}", to.name, len(pickled))
     start_ns = time.monotonic_ns()
     sent_context = -1 if context is None else context
@@ -140,25 +142,13 @@ def _note_call(
     )
 
 
-_LOOKED_BACK = 11
-"""Frames to the user's call: the hook has five of its own, an RRef's method some more."""
-
-
-def _sync_or_async(hook: FrameType) -> str:
+def _sync_or_async(frame: FrameType | None) -> str:
     """Return which of the two called `_invoke_rpc`: only the stack knows."""
-    frame = hook.f_back
-    for _ in range(_LOOKED_BACK):
-        if frame is None:
-            break
-        if frame.f_code.co_name in ("rpc_sync", "rpc_async"):
+    for _ in range(12):  # The hook has six frames of its own, an RRef's method some more.
+        if frame is not None and frame.f_code.co_name in ("rpc_sync", "rpc_async"):
             return frame.f_code.co_name
-        frame = frame.f_back
+        frame = frame.f_back if frame is not None else None
     return "rpc_async"
-
-
-def _is_torchs_own(function: Any) -> bool:
-    """Return whether torch calls it to set RPC up or shut it down: such a call is not paused."""
-    return getattr(function, "__module__", "") == api.__name__
 
 
 def function_name(function: Any, arguments: tuple[Any, ...]) -> str:
@@ -217,7 +207,9 @@ def watch_pickler(calls: RpcCalls, patches: Patches) -> None:
     ) -> PythonUDF | None:
         """Return the function that is to run instead of the one in the request, to see its run."""
         runs = None
-        watch_crossings(calls, tensors, context, _came_from(calls, call, kind))
+        # From a call's caller, a fetched value's owner, or a reply's callee.
+        sender = calls.waiting.get(call, (0, None, None))[2] if kind == REPLY else call.caller
+        watch_crossings(calls, tensors, context, sender)
         if kind in (CALL, REMOTE):
             runs = _note_request(calls, call, value, arrived_ns, context, remote=kind == REMOTE)
         else:
@@ -249,14 +241,6 @@ def watch_pickler(calls: RpcCalls, patches: Patches) -> None:
     patches.wrap(_InternalRPCPickler, "deserialize", deserialize)
     patches.around(emit, PyRRef, "_serialize", after=packed_rref)
     patches.replace(PyRRef, "_deserialize", unpack_rref)
-
-
-def _came_from(calls: RpcCalls, call: CallId, kind: bytes) -> int | None:
-    """Return the sender: a call's caller, a fetched value's owner, or a reply's callee."""
-    if kind != REPLY:
-        return call.caller
-    known = calls.waiting.get(call)
-    return known[2] if known is not None else None
 
 
 def _note_reply(calls: RpcCalls, thread: int, value: Any, data: bytes, tensors: Sequence[torch.Tensor]) -> bytes:

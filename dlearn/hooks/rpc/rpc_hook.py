@@ -112,7 +112,7 @@ def _meet(calls: RpcCalls, log: str) -> None:
     calls.host.fact(Worker(name=info.name, id=info.id, wall_ns=wall_ns, log=log))
 
 
-# Spans of time in which C++ sends messages of its own, on behalf of Python --------------------------------------------
+# Spans of time in which C++ sends messages of its own, on behalf of Python ------------------------
 
 
 def watch_windows(calls: RpcCalls, patches: Patches) -> None:
@@ -120,7 +120,7 @@ def watch_windows(calls: RpcCalls, patches: Patches) -> None:
     host, count = calls.host, calls.host.count_phase
 
     def window(op: str, **facts: Any) -> AbstractContextManager[dict[str, Any]]:
-        """Report what is done inside as a window; the facts put into the dict are known at its end."""
+        """Report what is done inside as a window; what is put into the dict is known at its end."""
         return ended(host, guarded(host, op, host.event, RpcWindow, op=op, **facts))
 
     def at_owner(op: str, original: Any, rref: Any, *args: Any, **kwargs: Any) -> Any:
@@ -131,11 +131,11 @@ def watch_windows(calls: RpcCalls, patches: Patches) -> None:
             calls.fetched.discard(this_thread())
             value = original(rref, *args, **kwargs)
             if op == "to_here" and this_thread() not in calls.fetched:
-                found["result"] = guarded(host, "a value that was fetched", fetched_from_cpp, value, owner)
+                found["result"] = guarded(host, "a fetched value", fetched_from_cpp, value, owner)
         return value
 
     def fetched_from_cpp(value: Any, owner: int) -> RpcResult:
-        """Describe an RRef's value that has not passed Python's pickler: the result of a builtin."""
+        """Describe an RRef's value that has not passed the pickler: the result of a builtin."""
         watch_crossings(calls, tensors_in(value), calls.known_context(), owner)
         return result_of_cpp(value)
 

@@ -159,7 +159,7 @@ def _describe(tensor: torch.Tensor) -> TensorInfo:
     return msgspec.structs.replace(info, payload_bytes=stored)
 
 
-# Gradients that go back for tensors that were sent --------------------------------------------------------------------
+# Gradients that go back for tensors that were sent ------------------------------------------------
 
 
 def watch_return(calls: RpcCalls, context: int, to: int) -> None:
