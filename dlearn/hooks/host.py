@@ -43,7 +43,7 @@ class Host(Emit, Protocol):
 
     def count(self) -> None:
         """Write down the counters of bytes on the wire."""
-        if not self.sockets.any:
+        if not self.sockets.connections:
             return
         try:
             still = self.sockets.settle() if self.options.measure == "phase" else None

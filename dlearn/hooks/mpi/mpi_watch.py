@@ -53,7 +53,7 @@ class Watch:
         """Report a collective: what this rank gives, and what it gets."""
         group = self._group(comm)
         _wait_at_gate(op, None, inputs)
-        facts = {"op": op, "seq": next(self._collectives[group]), "root": root}
+        facts: dict[str, Any] = {"op": op, "seq": next(self._collectives[group]), "root": root}
         return self._post(Collective, group=group, inputs=inputs, outputs=outputs, **facts)
 
     def other(self, name: str) -> list[Post]:

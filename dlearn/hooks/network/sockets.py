@@ -31,6 +31,7 @@ from torch._C._distributed_rpc import _get_current_rpc_agent, _is_current_rpc_ag
 from dlearn.events.event import NotMeasured, Socket
 from dlearn.hooks import Emit
 from dlearn.hooks.network.clock import innermost
+from dlearn.hooks.patches import guarded
 
 RPC = "rpc"  # The group of the connections of RPC's agent.
 NO_GROUP = ""
@@ -58,7 +59,7 @@ class Sockets:
 
     def __init__(self, emit: Emit, *, measured: bool = True) -> None:
         self._emit, self._measured = emit, measured
-        self._connections: list[tuple[int, int]] = []
+        self.connections: list[tuple[int, int]] = []
         """Number and inode of each socket: a later one with the same number has another inode."""
         self._known: set[int] = set()
         self._rpc = False
@@ -69,11 +70,6 @@ class Sockets:
         # A handle that keeps Python's lock: the call takes a microsecond.
         self._getsockopt = ctypes.PyDLL(None).getsockopt if sys.platform == "linux" and measured else None
 
-    @property
-    def any(self) -> bool:
-        """Return whether any connection is watched."""
-        return bool(self._connections)
-
     def begin(self, groups: Sequence[str]) -> None:
         """Take existing connections for those of the only group, or of one of several `groups`."""
         if self._getsockopt is None:
@@ -81,10 +77,7 @@ class Sockets:
                 self._emit.fact(NotMeasured(reason=f"{sys.platform} tells no process about the bytes in its sockets"))
             return
         owner = UNKNOWN_GROUP if len(groups) > 1 else next(iter(groups), None)
-        try:
-            self.watch(owner)
-        except Exception as error:
-            self._emit.failed("the counters of sockets", error)
+        guarded(self._emit, "the counters of sockets", self.watch, owner)
 
     def making(self, store: Store | None, owner: str | None = NO_GROUP) -> None:
         """Note that a group, or RPC's agent, will be made that meets in this store.
@@ -97,15 +90,15 @@ class Sockets:
 
     def sent_bytes(self) -> tuple[int | None, ...]:
         """Return the bytes written into each connection so far; None for one that is closed."""
-        return tuple(self._counted(*each)[0] for each in self._connections)
+        return tuple(self._counted(*each)[0] for each in self.connections)
 
     def received_bytes(self) -> tuple[int | None, ...]:
         """Return the bytes received through each connection so far; nothing without RPC."""
-        return tuple(self._counted(*each)[1] for each in self._connections) if self._rpc else ()
+        return tuple(self._counted(*each)[1] for each in self.connections) if self._rpc else ()
 
     def forget(self) -> None:
         """Forget the connections in a forked child: they are its parent's."""
-        self._connections.clear()
+        self.connections.clear()
 
     def settle(self) -> bool:
         """Wait until nothing is on its way: the counters stand still, no call of RPC waits for its reply, and no
@@ -177,8 +170,8 @@ class Sockets:
                 reason = "this kernel's TCP_INFO does not count bytes (older than Linux 4.19)"
                 self._emit.fact(NotMeasured(reason=reason))
                 continue
-            number = len(self._connections)
-            self._connections.append((fd, inode))
+            number = len(self.connections)
+            self.connections.append((fd, inode))
             self._emit.fact(Socket(id=number, group=owner, local=_text(local), remote=_text(remote)))
             self._rpc = self._rpc or owner == RPC
             found = True

@@ -181,9 +181,9 @@ def watch_return(calls: RpcCalls, context: int, to: int) -> None:
 
 def watch_crossings(calls: RpcCalls, tensors: Sequence[torch.Tensor], context: int | None, to: int | None) -> None:
     """Report the gradients that go back later, for tensors that arrived through autograd."""
-    for each in tensors if context is not None else ():
+    for each in tensors:
         node = each.grad_fn
-        if node is not None and node.name().endswith("RecvRpcBackward"):
+        if context is not None and node is not None and node.name().endswith("RecvRpcBackward"):
             watch_crossing(calls, node, None, context, to)
 
 
