@@ -433,10 +433,12 @@ def test_what_cannot_be_run_is_refused_in_a_sentence(make, told):
 
 NOTEBOOK = """
 import os
+from dlearn.cluster.fork_server import SERVER
+SERVER.loads_torch = {}  # False: as on macOS, where ranks load it themselves.
 from dlearn import Cluster
 print('once', flush=True)
 def where(): return __name__
-print(Cluster(2).run(where).results, Cluster(2, start='spawn').run(where).results, flush=True)
+print(Cluster(2).run(where).results, flush=True)
 steps, rate = 0, 1
 def train():
     global steps
@@ -452,11 +454,11 @@ print(len(Cluster(2).run(os.getpid).results))
 
 
 @slow
-def test_a_script_runs_once_and_its_ranks_see_the_globals_that_it_has_changed(tmp_path):
-    (tmp_path / "notebook.py").write_text(NOTEBOOK)
+@pytest.mark.parametrize("forked", [True, False])
+def test_a_script_runs_once_and_its_ranks_see_the_globals_that_it_has_changed(tmp_path, forked):
+    (tmp_path / "notebook.py").write_text(NOTEBOOK.format(forked))
     command = [sys.executable, "notebook.py"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=tmp_path)
     once, names, counted, went_on = own_words(done.stdout).splitlines()
-    assert (once, went_on, done.stderr, done.returncode) == ("once", "2", "", 0)
-    assert names == "{0: '__main__', 1: '__main__'} {0: '__main__', 1: '__main__'}"
+    assert (once, names, went_on) == ("once", "{0: '__main__', 1: '__main__'}", "2"), done.stderr
     assert counted == "{0: 2} {0: 12}"  # 0 + 1, + 1, + 10: the counter is the rank's, the changed rate the notebook's.

@@ -127,5 +127,3 @@ def test_what_is_no_client_is_refused_in_a_sentence():
         Cluster(engine="my cluster")
     with pytest.raises(SetupError, match="give the number of ranks, or a list of names"):
         Cluster()
-    with pytest.raises(SetupError, match="start= is for ranks on this machine"):
-        Cluster(engine="my cluster", start="spawn")

@@ -34,8 +34,14 @@ class Raised:
     at_ns: int
 
 
-def call_on_rank(function: Callable[..., Any], args: tuple[Any, ...], around: Environment) -> Any:
+def answer_of_call(
+    function: Callable[..., Any] | None, args: tuple[Any, ...], around: Environment
+) -> Returned | Raised:
     """Call the function. A copy of this process that it forks ends here: only the rank answers."""
+    import cloudpickle
+
+    if function is None:
+        return Returned(None)
     rank = os.getpid()
     try:
         value = function(*args)
@@ -45,7 +51,11 @@ def call_on_rank(function: Callable[..., Any], args: tuple[Any, ...], around: En
         raise
     if os.getpid() != rank:
         _end_copy(SystemExit(), around)
-    return value
+    try:
+        return Returned(cloudpickle.dumps(value))
+    except Exception as error:  # Any object's own __reduce__ may raise anything.
+        message = f"the result, a {type(value).__name__}, cannot be sent back: {error}"
+        return Raised(type(error).__name__, message, "", time.monotonic_ns())
 
 
 def _end_copy(error: BaseException, around: Environment) -> NoReturn:
@@ -66,16 +76,6 @@ def flush() -> None:
             stream.flush()
 
 
-def answer_of_value(value: Any) -> Returned | Raised:
-    import cloudpickle
-
-    try:
-        return Returned(cloudpickle.dumps(value))
-    except Exception as error:  # Any object's own __reduce__ may raise anything.
-        message = f"the result, a {type(value).__name__}, cannot be sent back: {error}"
-        return Raised(type(error).__name__, message, "", time.monotonic_ns())
-
-
 def answer_of_exception(error: BaseException, around: Environment) -> Returned | Raised:
     """Return what ended the function; in a traceback cells have the names that the notebook shows."""
     if isinstance(error, SystemExit) and error.code in (None, 0):
@@ -89,9 +89,9 @@ def answer_of_exception(error: BaseException, around: Environment) -> Returned |
 
 
 def _traceback_text(error: BaseException, around: Environment) -> str:
-    story = traceback.TracebackException.from_exception(error)
-    _shorten(story)
-    text = _cut("".join(story.format()))
+    whole = traceback.TracebackException.from_exception(error)
+    _shorten(whole)
+    text = _cut("".join(whole.format()))
     for file, (name, _) in around.cells.items():
         text = text.replace(f'File "{file}"', f"Cell {name}")
     return text
@@ -112,12 +112,11 @@ def _cut(text: str) -> str:
     return f"{text[:half]}\n... {len(text) - MOST_TEXT:,} characters left out ...\n{text[-half:]}"
 
 
-def _shorten(story: traceback.TracebackException | None) -> None:
-    """Keep the user's own lines and the last one: what lies between, torch's and ours, is a wall, not a story."""
-    while story is not None:
-        last = story.stack[-1:]
-        told = [frame for frame in story.stack[:-1] if not is_installed(frame.filename)]
-        story.stack = traceback.StackSummary.from_list(told + last)
-        for member in story.exceptions or ():  # Of an ExceptionGroup.
+def _shorten(error: traceback.TracebackException | None) -> None:
+    """Keep the user's own lines and the last one: leave out those of torch and dlearn between."""
+    while error is not None:
+        own = [frame for frame in error.stack[:-1] if not is_installed(frame.filename)]
+        error.stack = traceback.StackSummary.from_list(own + error.stack[-1:])
+        for member in error.exceptions or ():  # Of an ExceptionGroup.
             _shorten(member)
-        story = story.__cause__ or story.__context__
+        error = error.__cause__ or error.__context__

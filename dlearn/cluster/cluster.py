@@ -7,10 +7,8 @@ import reprlib
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, NoReturn
 
@@ -19,11 +17,11 @@ import cloudpickle
 from dlearn.cluster import engines, mpi_job, networks, warm_pool
 from dlearn.cluster.answers import Raised, Returned
 from dlearn.cluster.faults import rank_error, who
-from dlearn.cluster.fork_server import DEFAULT_START, StartMethod
 from dlearn.cluster.held_run import HeldRun
 from dlearn.cluster.output import OutputStreams
 from dlearn.cluster.payload import environment_here, pack
-from dlearn.cluster.rank_pool import Died, Ended, Outcome, Rank, RankPool
+from dlearn.cluster.rank_pool import Died, Ended, Outcome, RankPool
+from dlearn.cluster.rank_process import RankProcess
 from dlearn.cluster.rank_protocol import Call, HostPosition
 from dlearn.cluster.run import Run, keep_folder, new_folder
 from dlearn.errors import Interrupted, SetupError
@@ -41,6 +39,7 @@ from dlearn.network.plan import Network
 Function = Callable[..., Any]
 Name = int | str
 
+BACKENDS = ("gloo", "nccl", "mpi", "dlearn_ring")
 MOST_RANKS = 64
 LONGEST_NAME = 40
 EXPOSED = "other users of this machine could reach its RPC workers"
@@ -53,22 +52,20 @@ class Cluster:
     `with Cluster(4) as c:` they stay, with their state and process group. Inside the function the
     process group is ready (`backend` "gloo", or "nccl" with a GPU for each rank, or "dlearn_ring", whose
     every step is a message that you can see); with `init=False` your code makes it, by its own
-    `init_process_group("gloo")`. With `backend="mpi"` the ranks are those of a real MPI job of MPICH's:
-    mpi4py's `MPI.COMM_WORLD` is ready, and, unless `init=False`, a process group over it. With
-    `rpc=True` every rank is an RPC worker of its own name (of a number: "worker0"), over TCP, so that its
-    bytes are counted; it serves until all functions have returned. Whoever reaches a worker can have it
-    run anything: so these ranks share a network that no other process is in, and that has no way out (no
-    download); where that is not permitted, `run.exposed` says why. `private=False` leaves them on this
-    machine's loopback; True insists, without RPC, too.
+    `init_process_group("gloo")`. With `backend="mpi"` the ranks are a real MPI job of MPICH's.
+
+    With `rpc=True` every rank is an RPC worker of its own name (of a number: "worker0"), and serves until
+    all functions have returned. A client that reaches a worker can have it run anything: so these ranks
+    share a network that no other process is in, and that has no way out (no download); where that is not
+    permitted, `run.exposed` says why. `private=False` leaves them on this machine's loopback; True
+    insists, without RPC, too.
 
     What ranks send is recorded unless `record=False`; `measure`, `checksums`, `graph`, `hang_after` and
-    `sources` are those of `dlearn.record`. `start` is "forkserver", or "spawn", the default on macOS.
+    `sources` are those of `dlearn.record`.
 
     `engine` is an ipyparallel Client: each rank is a fresh process beside an engine, in the order of the
-    engines' ids, as many as engines without `ranks`. A rank has its engine's environment and module path,
-    and works in the notebook's folder if its host has that. With engines on several hosts, rank 0 and the
-    backends open ports on the interface by which an engine reaches its controller (or that of
-    GLOO_SOCKET_IFNAME there): all of that network can reach them, and with `rpc=True` run anything there.
+    engines' ids, as many as engines without `ranks`, with the engine's environment and module path. With
+    engines on several hosts ports are opened that all of their network can reach (docs/tour.md).
 
     `network` puts between ranks a network that is as slow as you say: "1 Gbit/s, 100 us", or a
     `dlearn.network.Network`. `cluster.network` changes it while ranks run; `run.network` says what it did.
@@ -96,48 +93,41 @@ class Cluster:
         graph: bool = False,
         hang_after: float | None = None,
         sources: Sequence[str] = (),
-        start: StartMethod = DEFAULT_START,
         network: Network | Link | str | None = None,
         hold: Hold = False,
     ) -> None:
-        if engine is not None and start != DEFAULT_START:
-            raise SetupError("start= is for ranks on this machine; beside engines it is what suits the engine's.")
-        if engine is not None and backend == "mpi":
-            raise SetupError("backend='mpi' has its ranks on this machine, and not beside engines.")
-        names = None if ranks is None and engine is not None else _names(ranks)
-        self._engines = [] if engine is None else engines.choose(engine, len(names or ()))
+        here = engine is None
+        over_tcp = here and backend in ("gloo", "dlearn_ring")
+        may_hold = here and record and backend != "nccl"
+        no_backend = f"there is no backend {backend!r} here"
+        _refuse({
+            f"{no_backend}; use 'gloo', 'nccl' with a GPU for each rank, 'mpi' or 'dlearn_ring'.":
+                backend not in BACKENDS,
+            "backend='mpi' has its ranks on this machine, and not beside engines.":
+                backend == "mpi" and not here,
+            "a chosen network is between ranks of this machine that speak TCP: gloo, dlearn_ring, RPC.":
+                network is not None and not over_tcp,
+            "hold= is for recorded ranks of this machine, over gloo, dlearn_ring, MPI or RPC.":
+                hold is not False and not may_hold,
+            "private= is for ranks of this machine over gloo, dlearn_ring or RPC.":
+                bool(private) and not over_tcp,
+        })  # fmt: skip
+        names = None if ranks is None and not here else _names(ranks)
+        self._engines = [] if here else engines.choose(engine, len(names or ()))
         self.names: tuple[Name, ...] = names or _names(len(self._engines))
-        if backend not in ("gloo", "nccl", "mpi", "dlearn_ring"):
-            raise SetupError(
-                f"there is no backend {backend!r} here; use 'gloo', 'nccl' with a GPU for each rank, 'mpi'"
-                " or 'dlearn_ring'."
-            )
         if backend == "mpi":
             mpi_job.find_mpi()  # Better said now than at the first run.
-        if network is not None and (engine is not None or backend in ("mpi", "nccl")):
-            raise SetupError(
-                "a chosen network is between ranks of this machine that speak TCP: gloo, dlearn_ring, RPC."
-            )
         self.network = LiveNetwork(Network.of(network), self.names) if network is not None else None
-        if hold is not False and (engine is not None or backend == "nccl" or not record):
-            raise SetupError("hold= is for recorded ranks of this machine, over gloo, dlearn_ring, MPI or RPC.")
         self._hold_calls = hold
-        if start not in ("forkserver", "spawn"):
-            raise SetupError(f"ranks cannot be started by {start!r}; use 'forkserver' or 'spawn'.")
-        here = engine is None and backend in ("gloo", "dlearn_ring")
-        if private and not here:
-            raise SetupError("private= is for ranks of this machine over gloo, dlearn_ring or RPC.")
         wanted = rpc if private is None else private
-        self._private, self._must_be_private = here and network is None and wanted, bool(private)
+        self._private, self._must_be_private = over_tcp and network is None and wanted, bool(private)
         self._exposed = EXPOSED if rpc and network is None else ""
         self.backend, self.init, self.rpc = backend, init, rpc
         options = Options(measure, checksums, graph=graph, hang_after=hang_after, sources=sources)
         self.record = options if record else None
-        self._start: StartMethod = start if engine is None else "forkserver"
         self._inside_with = False
         self._pool: RankPool | None = None
         self._held_run: Callable[[], HeldRun | None] = lambda: None
-        self._lost = False
 
     def run(
         self,
@@ -170,23 +160,20 @@ class Cluster:
         try:
             pool = self._pool_for_call()
             run.private, run.exposed = self._private and not self._exposed, self._exposed
-            calls = self._calls(payload, run)
             if keeper is None:
+                calls = self._calls(payload, run)
                 return self._carry_out(run, pool, calls, timeout, check=check)
-            return self._hold(run, pool, calls, keeper)
+            calls = self._calls(payload, run, gate=keeper.address)
+            finish = partial(self._carry_out, run, pool, calls, None, check=False)
+            held = HeldRun.of(run, keeper, finish, end=partial(warm_pool.kill_all, tuple(pool.ranks)))
+            self._held_run = weakref.ref(held)  # When the user's reference is gone, it ends.
+            return held
         except BaseException:
             if keeper is not None:
                 keeper.close()
             if pool is not None and pool is not self._pool:
                 pool.kill()
             raise
-
-    def _hold(self, run: Run, pool: RankPool, calls: list[Call], keeper: Keeper) -> HeldRun:
-        calls = [replace(call, gate=keeper.address) for call in calls]
-        finish = partial(self._carry_out, run, pool, calls, None, check=False)
-        held = HeldRun.of(run, keeper, finish, end=partial(warm_pool.kill_all, tuple(pool.ranks)))
-        self._held_run = weakref.ref(held)  # When the user's reference is gone, it ends.
-        return held
 
     def _carry_out(self, run: Run, pool: RankPool, calls: list[Call], timeout: float | None, *, check: bool) -> Run:
         with LiveDisplay() as display:
@@ -197,27 +184,25 @@ class Cluster:
         return run
 
     def _follow(self, run: Run, pool: RankPool, calls: list[Call], timeout: float | None, display: LiveDisplay) -> None:
-        around = calls[0].environment
         try:
             if self.network is not None:
                 self.network.begin()
             outcomes, streams = pool.call(calls, timeout, display)
         except KeyboardInterrupt:
             raise Interrupted(f"the ranks were ended; what they had recorded is in {run.folder}/trace") from None
-        finally:
-            if self._pool is pool and not pool.alive:
-                self._pool, self._lost = None, True
         self._fill(run, outcomes, streams)
+        for rank, outcome in enumerate(outcomes if run.recorded else ()):
+            _note_end(run, rank, _end(outcome))
         if self.network is not None:
-            run.network = self.network.latest()
-        if run.recorded:
-            _note_ends(run.folder / "trace", map(_end, outcomes))
-            if self.network is not None:
-                asked = str(self.network.asked)
-                _note_ends(run.folder / "trace", (Switched(asked=asked, sent=sent) for sent in self.network.sent()))
-        run.error = rank_error(self.names, outcomes, run, timeout, around)
+            self._note_network(run, self.network)
+        run.error = rank_error(self.names, outcomes, run, timeout)
         if run.error is not None and self.network is not None and self.network.trouble():
             run.error.what += f"\n{self.network.trouble()}"
+
+    def _note_network(self, run: Run, network: LiveNetwork) -> None:
+        run.network = network.latest()
+        for rank, sent in enumerate(network.sent() if run.recorded else ()):
+            _note_end(run, rank, Switched(asked=str(network.asked), sent=sent))
 
     def __enter__(self) -> Cluster:
         if self._inside_with:
@@ -230,7 +215,7 @@ class Cluster:
     ) -> None:
         if (held := self._held_run()) is not None:
             held.end()
-        self._inside_with = self._lost = False
+        self._inside_with = False
         if self._pool is not None:
             self._pool.stop()
             self._pool = None
@@ -258,58 +243,58 @@ class Cluster:
     def _pool_for_call(self) -> RankPool:
         if self._pool is not None and self._pool.alive:
             return self._pool
-        if self._pool is not None or self._lost:
+        if self._pool is not None:
             print("dlearn: the ranks had ended, and start afresh; the state that they kept is gone.", file=sys.stderr)
-            self._lost = False
-            if self._pool is not None:
-                self._pool.kill()
-        tags = [who(name) for name in self.names]
-        pool = RankPool(tags, self._start_ranks(), self._start)
+            self._pool.kill()
+            self._pool = None
+        pool = RankPool([who(name) for name in self.names], self._start_ranks())
         if self._inside_with:
             self._pool = pool
         return pool
 
-    def _start_ranks(self) -> Sequence[Rank]:
+    def _start_ranks(self) -> Sequence[RankProcess]:
         """Return fresh ranks. SetupError if they cannot be on the network that was asked for."""
         count = len(self.names)
         if self._engines:
             return engines.start_ranks(self._engines)
         if self.network is not None:
-            return networks.start_switched(self.network, count, self._start)
+            return networks.start_switched(self.network, count)
         if self.backend == "mpi":
-            return mpi_job.start_mpi(count, self._start)
+            return mpi_job.start_mpi(count)
         if self._private:
             self._exposed = ""
             try:
-                return networks.start_private(count, self._start)
+                return networks.start_private(count)
             except NotPermitted as refused:
                 if self._must_be_private:
                     raise SetupError(f"these ranks cannot be private on this machine: {refused}.") from None
                 self._exposed = f"{EXPOSED}: {refused}"
-        return warm_pool.take(count, self._start)
+        return warm_pool.take(count)
 
-    def _calls(self, payload: bytes, run: Run) -> list[Call]:
+    def _calls(self, payload: bytes, run: Run, gate: str = "") -> list[Call]:
         """Return the call of each rank."""
-        world_size = len(self.names)
-        call = Call(
-            payload=payload,
-            environment=environment_here(),
-            rank=0,
-            world_size=world_size,
-            name="",
-            backend=self.backend,
-            init=self.init,
-            job=run.folder.name,
-            folder=str(run.folder),
-            record=self.record,
-            keep=self._inside_with,
-            rpc=self.rpc,
-            own_log=bool(self._engines),
-        )
-        calls = [replace(call, rank=rank, name=str(name)) for rank, name in enumerate(self.names)]
-        if self.network is None:
-            return calls
-        return [replace(each, position=HostPosition(DEVICE, each.rank, world_size)) for each in calls]
+        around, world_size, calls = environment_here(), len(self.names), []
+        for rank, name in enumerate(self.names):
+            on_network = HostPosition(DEVICE, rank, world_size) if self.network is not None else None
+            call = Call(
+                payload=payload,
+                environment=around,
+                rank=rank,
+                world_size=world_size,
+                name=str(name),
+                backend=self.backend,
+                init=self.init,
+                job=run.folder.name,
+                folder=str(run.folder),
+                record=self.record,
+                keep=self._inside_with,
+                rpc=self.rpc,
+                position=on_network,
+                gate=gate,
+                own_log=bool(self._engines),
+            )
+            calls.append(call)
+        return calls
 
     def _fill(self, run: Run, outcomes: list[Outcome], streams: OutputStreams) -> None:
         for index, (name, outcome) in enumerate(zip(self.names, outcomes, strict=True)):
@@ -320,6 +305,13 @@ class Cluster:
                 except Exception as error:  # Any object's own __setstate__ may raise anything.
                     message = f"its result cannot be taken apart here: {type(error).__name__}: {error}"
                     outcomes[index] = Raised(type(error).__name__, message, "", time.monotonic_ns())
+
+
+def _refuse(rules: dict[str, bool]) -> None:
+    """Raise SetupError with the sentence of the first rule that is broken."""
+    for sentence, broken in rules.items():
+        if broken:
+            raise SetupError(sentence)
 
 
 def _sync(function: Function) -> Function:
@@ -347,17 +339,16 @@ def _names(ranks: int | Sequence[str] | None) -> tuple[Name, ...]:
     return names
 
 
-def _note_ends(folder: Path, ends: Iterable[Exit | Stopped | Switched | None]) -> None:
-    """Of a rank that died, or was ended here, its trace file says how; and what its network carried."""
-    for rank, end in enumerate(ends):
-        if end is not None:
-            try:
-                path = file_of_rank(folder, rank)
-                if path is not None:
-                    note_end(path, end)
-            except OSError as error:  # A full disk costs this line, and not the results of the others.
-                what = "sent over its network" if isinstance(end, Switched) else "ended"
-                print(f"dlearn: the trace does not say how rank {rank} {what}: {error.strerror}", file=sys.stderr)
+def _note_end(run: Run, rank: int, end: Exit | Stopped | Switched | None) -> None:
+    """Write into a rank's trace file how the rank was ended, or what its network carried."""
+    if end is None:
+        return
+    try:
+        if (path := file_of_rank(run.folder / "trace", rank)) is not None:
+            note_end(path, end)
+    except OSError as error:  # A full disk costs this line, and not the results of the others.
+        what = "sent over its network" if isinstance(end, Switched) else "ended"
+        print(f"dlearn: the trace does not say how rank {rank} {what}: {error.strerror}", file=sys.stderr)
 
 
 def _end(outcome: Outcome) -> Exit | Stopped | None:

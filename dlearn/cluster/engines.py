@@ -1,4 +1,4 @@
-"""Ranks beside ipyparallel's engines: to their pool the same as those of this machine.
+"""Ranks beside ipyparallel's engines: to their pool they are processes like those of this machine.
 
 The engine is not the rank: one that hangs, exits or is ended leaves its engine usable. The notebook
 asks for news again and again, over ipyparallel's own connections: it opens no port. In between the
@@ -26,7 +26,7 @@ from typing import Any
 
 from dlearn.cluster import warm_pool
 from dlearn.cluster.answers import Raised
-from dlearn.cluster.fork_server import DEFAULT_START, warm_up
+from dlearn.cluster.fork_server import warm_up
 from dlearn.cluster.rank_process import DEATH_SECONDS, RankProcess, StackLine
 from dlearn.cluster.rank_protocol import LOOPBACK, Call, HostPosition
 from dlearn.cluster.run import kernel_id
@@ -111,14 +111,11 @@ def _introduced(client: Any, id: int) -> Engine:
 
 def _placed(engines: Sequence[Engine]) -> list[Engine]:
     """Give each engine the address by which the ranks of other hosts reach its own."""
-    known = [engine.ask(interface_towards, "") for engine in engines]
-    outside = [address for _, address in known if not address.startswith("127.")]
     hosts = [engine.host_id for engine in engines]
     placed = []
-    for number, (engine, (interface, address)) in enumerate(zip(engines, known, strict=True)):
-        if address not in outside and outside:  # The controller is on this host.
-            interface, address = engine.ask(interface_towards, outside[0])
-        if address.startswith("127."):
+    for number, engine in enumerate(engines):
+        interface, address = engine.ask(interface_to_others)
+        if not address:
             raise SetupError(
                 f"no address is known by which the other hosts reach {engine}: start it with the"
                 " environment variable GLOO_SOCKET_IFNAME, its host's interface to them."
@@ -129,40 +126,30 @@ def _placed(engines: Sequence[Engine]) -> list[Engine]:
     return placed
 
 
-class EngineRank:
-    """A rank beside its `engine`. Once it is lost, `lost` says how, and every answer is None."""
+class EngineRank(RankProcess):
+    """A rank beside an engine. Its connections lead to a thread that asks the engine for news."""
 
-    halted = has_aborted = False
+    halted, lost = False, ""
     beside_engine = True
 
     def __init__(self, engine: Engine) -> None:
-        self.engine, self.host, self.lost = engine, engine.host, ""
-        self.exit_code: int | None = None
+        self._engine, self._key = engine, secrets.token_hex(8)
         self._scratch = self._folder = ""
-        self._key = secrets.token_hex(8)
-        self.pid: int | None = self._ask_engine(start)
-        self.control, self._their_control = mp.Pipe()
-        self.output, self._their_output = mp.Pipe(duplex=False)
-        self.death, self._their_death = mp.Pipe(duplex=False)
-        widen(self.output.fileno())
-        self._forwarder = threading.Thread(target=self._forward_all, daemon=True)
-        self._forwarder.start()
+        pid = self._ask_engine(start) or 0
+        control, self._their_control = mp.Pipe()
+        output, self._their_output = mp.Pipe(duplex=False)
+        death, self._their_death = mp.Pipe(duplex=False)
+        widen(output.fileno())
+        super().__init__(pid, control, output, death)
+        threading.Thread(target=self._forward_all, daemon=True).start()
 
-    @property
-    def lives(self) -> bool:
-        return self._forwarder.is_alive()
-
-    def wait(self, seconds: float) -> None:
-        """Wait for its end, at most so long."""
-        self._forwarder.join(seconds)
-
-    def listen(self, backlog: int) -> tuple[str, int]:
-        return self._ask("listen", backlog, self.engine.address) or ("", 0)
+    def listen(self, backlog: int, address: str = "") -> tuple[str, int]:
+        return self._ask("listen", backlog, address or self._engine.address) or ("", 0)
 
     def send(self, call: Call) -> None:
         """Send the call without this process's environment, which is not for other hosts."""
         around = replace(call.environment, variables={})
-        there = replace(call, environment=around, position=self.engine.position)
+        there = replace(call, environment=around, position=self._engine.position)
         self._folder = call.folder
         self._scratch = self._ask("begin", there, kernel_id("net")) or ""
 
@@ -179,32 +166,33 @@ class EngineRank:
     def collect(self) -> None:
         """Bring what the rank has recorded on another host into the run's folder."""
         scratch, self._scratch = self._scratch, ""
-        files = self._ask("recorded") if scratch else {}
-        trouble = "" if files is not None else self.lost
+        if not scratch:
+            return
+        files, trouble = self._ask("recorded"), ""
         try:
             for name, data in (files or {}).items():
                 Path(self._folder, "trace", Path(name).name).write_bytes(data)
         except OSError as error:  # A full disk here is no reason to lose the results.
             trouble = str(error)
-        if trouble:
-            what = f"what was recorded in {scratch} on {self.host} is not here"
-            print(f"dlearn: {what}: {trouble}", file=sys.stderr)
+        if trouble or files is None:
+            what = f"what was recorded in {scratch} on {self._engine.host} is not here"
+            print(f"dlearn: {what}: {trouble or self.lost}", file=sys.stderr)
 
     def close(self) -> None:
         self.collect()
         self._ask_engine(end)
         self.control.close()
         self.output.close()  # The thread that forwards notices, and ends.
-        self._forwarder.join()
-        self.death.close()
+        super().close()
 
     def _ask(self, method: str, *args: Any) -> Any:
+        """Return what the method of its HostedRank does; None once the rank is lost."""
         return self._ask_engine(ask, method, *args)
 
     def _ask_engine(self, function: Callable[..., Any], *args: Any) -> Any:
         if not self.lost:
             try:
-                return self.engine.ask(function, self._key, *args)
+                return self._engine.ask(function, self._key, *args)
             except SetupError as error:
                 self.lost = f"lost its engine: {error}"
         return None
@@ -223,17 +211,19 @@ class EngineRank:
         if news is None:
             self.lost = self.lost or "was ended by its engine, which had not been asked for long"
             return False
-        output, answers, over, self.exit_code = news
+        output, answers, over, exit_code = news
         with open(self._their_output.fileno(), "wb", closefd=False) as stream:
             stream.write(output)
         for answer in answers:
             if isinstance(answer, Raised):  # Each host has a clock of its own.
                 answer = replace(answer, at_ns=time.monotonic_ns())
             self._their_control.send(answer)
+        if over:
+            self._their_death.send(exit_code)
         return not over
 
 
-def start_ranks(engines: Sequence[Engine]) -> list[EngineRank]:
+def start_ranks(engines: Sequence[Engine]) -> list[RankProcess]:
     """Start a rank beside each engine; if one cannot be, none is left."""
     with warm_pool.ended_on_error() as ranks:
         for engine in engines:
@@ -302,29 +292,18 @@ class HostedRank:
 _ranks: dict[str, HostedRank] = {}
 
 
-def interface_towards(address: str) -> tuple[str, str]:
-    """Return the interface that leads to an address ("": the controller's), and its own address.
-
-    GLOO_SOCKET_IFNAME in the engine's environment names another one.
-    """
-    from ipyparallel.engine.app import IPEngine
-
-    controller = IPEngine.instance().registration_url.split("://")[-1].rpartition(":")[0]
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((address or controller, 9))  # Sends nothing.
-        route = probe.getsockname()[0]
-    wanted = os.environ.get("GLOO_SOCKET_IFNAME")
-    for name, addresses in optional("psutil", needed_by="engine=").net_if_addrs().items():
-        for own in addresses:
-            is_it = name == wanted if wanted else own.address == route
-            if is_it and own.family == socket.AF_INET:
-                return name, own.address
-    raise LookupError(f"its host has no interface {wanted or route}")
+def interface_to_others() -> tuple[str, str]:
+    """Return the interface that GLOO_SOCKET_IFNAME names here, and its address ("": none)."""
+    name = os.environ.get("GLOO_SOCKET_IFNAME", "")
+    for known in optional("psutil", needed_by="engine=").net_if_addrs().get(name, ()):
+        if known.family == socket.AF_INET:
+            return name, known.address
+    return name, ""
 
 
 def start(key: str) -> int | None:
     """Start a rank that is called `key` from now on, and return its pid."""
-    (rank,) = warm_pool.take(1, DEFAULT_START)
+    (rank,) = warm_pool.take(1)
     _ranks[key] = HostedRank(rank)
     threading.Thread(target=_end_when_forgotten, args=(key,), daemon=True).start()
     return rank.pid
@@ -345,7 +324,7 @@ def end(key: str) -> None:
     if hosted is not None:
         hosted.rank.kill()
         shutil.rmtree(hosted.scratch, ignore_errors=True)
-        warm_pool.recycle(hosted.rank.close, 1, DEFAULT_START)
+        warm_pool.recycle(hosted.rank.close, 1)
 
 
 def _end_when_forgotten(key: str) -> None:

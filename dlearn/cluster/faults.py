@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dlearn.analysis.hanging.hang_words import pace_text, tell, whereabouts
-from dlearn.analysis.hanging.stuck import exit_text, hangs, pace
+from dlearn.analysis.hanging.stuck import Hang, exit_text, hangs, pace
 from dlearn.cluster.answers import Raised, Returned
-from dlearn.cluster.payload import Environment
+from dlearn.cluster.payload import notebook_cells
 from dlearn.cluster.rank_pool import Died, Ended, Outcome
-from dlearn.cluster.rank_process import StackLine
 from dlearn.errors import RankError, TraceError
 from dlearn.events.site import file_label
 
@@ -29,16 +29,16 @@ _BROKEN_CONNECTION = (
     "EOF: end of file (this error originated at tensorpipe",
 )
 """What gloo and the store say on the ranks that were left behind. Never the cause."""
+_REMOTE = re.compile(r"On WorkerInfo\(id=\d+, name=(\S+)\):\n(.*?)\nTraceback", re.DOTALL)
+"""What torch says of an exception that another worker raised, between stacks."""
+_STACKS = re.compile(r"\n+(?:At:|Exception raised from)")
 _NO_WAY_OUT = ("Network is unreachable", "Temporary failure in name resolution", "Name or service not known")
 
 
 def rank_error(
-    names: Sequence[int | str],
-    outcomes: Sequence[Outcome],
-    run: Run,
-    timeout: float | None,
-    around: Environment,
+    names: Sequence[int | str], outcomes: Sequence[Outcome], run: Run, timeout: float | None
 ) -> RankError | None:
+    """Return the error of a run in which a rank failed, or was still at work at the timeout."""
     failed = [index for index, outcome in enumerate(outcomes) if not isinstance(outcome, Returned)]
     if not failed:
         return None
@@ -46,33 +46,30 @@ def rank_error(
     first = min(failed, key=lambda index: _order(outcomes[index]))
     outcome = outcomes[first]
     if isinstance(outcome, Ended):
-        return _hang(names, outcomes, run, trace, timeout, around)
+        return _hang(names, outcomes, run, trace, timeout)
     if isinstance(outcome, Raised) and len(names) > 1 and _all_the_same(outcomes):
-        what = f"all {len(names)} ranks failed: {_told(outcome)}"
+        what = f"all {len(names)} ranks failed: {_exception_text(outcome)}"
     else:
         what = f"{who(names[first])} {_what(outcome)}"
-        others = [
-            _then(names[index], index, outcomes[index], trace)
-            for index in failed
-            if index != first and outcomes[index] != Ended(begun=False)
-        ]
-        if others:
-            what += "\nthen: " + "; ".join(others)
+        failed = [index for index in failed if index != first]
+        then = [_then(names[index], index, outcomes[index], trace) for index in failed]
+        if any(then):
+            what += "\nthen: " + "; ".join(filter(None, then))
     if trace is not None:
-        # A connection broke or timed out, and nobody failed before: the trace knows who was waited for. And gloo ends
-        # a process whose peer sends more than it has room for: the trace knows whose calls do not fit together.
-        # And of a rank that died, who waited for it.
-        aborted = isinstance(outcome, Died) and outcome.exit_code == -signal.SIGABRT
-        told = [
-            each
-            for each in hangs(trace)
-            if _is_broken(outcome)
-            or (aborted and each.operation.misfit is not None)
-            or (isinstance(outcome, Died) and first in each.operation.missing)
-        ]
-        what += "".join(f"\n{each.sentence}." for each in tell(told, trace))
-    details = _without_wall(outcome.traceback) if isinstance(outcome, Raised) else ""
+        related = [each for each in hangs(trace) if _is_part(each, outcome, first)]
+        what += "".join(f"\n{each.sentence}." for each in tell(related, trace))
+    details = _without_stacks(outcome.traceback) if isinstance(outcome, Raised) else ""
     return RankError(rank=names[first], what=what, hint=_hint(outcome, run), details=details, run=run)
+
+
+def _is_part(hang: Hang, outcome: Outcome, first: int) -> bool:
+    """Return whether a hang is part of the fault of the rank that failed first."""
+    if isinstance(outcome, Died):
+        # gloo ends a process whose peer sends more than it has room for: whose calls do not fit?
+        aborted = outcome.exit_code == -signal.SIGABRT and hang.operation.misfit is not None
+        return aborted or first in hang.operation.missing
+    # A connection broke or timed out, and no rank failed before: which one was waited for?
+    return _is_broken(outcome)
 
 
 def _order(outcome: Outcome) -> tuple[int, int]:
@@ -98,7 +95,7 @@ def _all_the_same(outcomes: Sequence[Outcome]) -> bool:
 def _what(outcome: Outcome) -> str:
     match outcome:
         case Raised():
-            return f"failed first: {_told(outcome)}"
+            return f"failed first: {_exception_text(outcome)}"
         case Died(exit_code=code) if code == -signal.SIGABRT:
             return "aborted in C++ (SIGABRT)" + _last_line(outcome)
         case Died(exit_code=int(code)) if code < 0:
@@ -118,34 +115,28 @@ def _last_line(outcome: Died) -> str:
     return f". Its last line: {outcome.last_line}" if outcome.last_line else ""
 
 
-_REMOTE = re.compile(r"On WorkerInfo\(id=\d+, name=(\S+)\):\n(.*?)\nTraceback", re.DOTALL)
-"""What torch says of an exception that another worker raised: a wall, and who and what is in its midst."""
-
-
-_WALL = re.compile(r"\n+(?:At:|Exception raised from)")
-
-
-def _told(outcome: Raised) -> str:
+def _exception_text(outcome: Raised) -> str:
     """Return class and message, without the stacks that torch's RPC puts into it."""
     remote = list(_REMOTE.finditer(outcome.message))
     if remote:
-        last = remote[-1]
-        return f"{last[2]}, raised on {last[1]} in a call by RPC"
-    message = _without_wall(outcome.message)
+        return f"{remote[-1][2]}, raised on {remote[-1][1]} in a call by RPC"
+    message = _without_stacks(outcome.message)
     return f"{outcome.type}: {message}" if message else outcome.type
 
 
-def _without_wall(text: str) -> str:
-    return _WALL.split(text)[0]
+def _without_stacks(text: str) -> str:
+    return _STACKS.split(text)[0]
 
 
 def _then(name: int | str, index: int, outcome: Outcome, trace: Trace | None) -> str:
     match outcome:
         case Raised():
-            line = next(iter(_told(outcome).splitlines()), "")
+            line = next(iter(_exception_text(outcome).splitlines()), "")
             return f"{who(name)}: {line[:200]}"
         case Died():
             return f"{who(name)} {_what(outcome)}"
+    if outcome == Ended(begun=False):
+        return ""
     where = whereabouts(trace, index) if trace is not None else ""
     return f"{who(name)} {where or 'was still at work'} and was stopped"
 
@@ -156,44 +147,35 @@ def _hang(
     run: Run,
     trace: Trace | None,
     timeout: float | None,
-    around: Environment,
 ) -> RankError:
-    late = [names[index] for index, outcome in enumerate(outcomes) if isinstance(outcome, Ended)]
-    names_of_late = ", ".join(who(name) for name in late)
     found = hangs(trace) if trace is not None else ()
-    notes = {index: note for index, outcome in enumerate(outcomes) if (note := _note(outcome, around))}
+    notes = {index: note for index, outcome in enumerate(outcomes) if (note := _note(outcome))}
+    hint = "a longer run(..., timeout=...), if the ranks were only slow."
     if trace is not None and found:
         reason = ". ".join(each.sentence for each in tell(found, trace, notes))
         hint = "run(..., check=False) returns what was recorded; draw.timeline(its .trace) draws the hang."
+    elif trace is not None and (went := pace(trace)) is not None and went.slow:
+        reason = pace_text(went)
     else:
-        went = pace(trace) if trace is not None else None
-        if went is not None and went.slow:
-            reason = pace_text(went)
-        else:
-            idle = ", inside no recorded call" if trace is not None else ""
-            where = "; ".join(f"{who(names[index])} {note}" for index, note in notes.items())
-            are = "is" if len(late) == 1 else "are"
-            reason = f"{names_of_late} {are} still at work{idle}" + (f" ({where})" if where else "")
-        hint = "a longer run(..., timeout=...), if the ranks were only slow."
-    what = f"not done after {timeout:g} s: {reason}."
-    return RankError(rank=None, what=what, hint=hint, run=run)
+        late = [who(name) for name, each in zip(names, outcomes, strict=True) if isinstance(each, Ended)]
+        are = "is" if len(late) == 1 else "are"
+        idle = ", inside no recorded call" if trace is not None else ""
+        where = "; ".join(f"{who(names[index])} {note}" for index, note in notes.items())
+        reason = f"{', '.join(late)} {are} still at work{idle}" + (f" ({where})" if where else "")
+    return RankError(rank=None, what=f"not done after {timeout:g} s: {reason}.", hint=hint, run=run)
 
 
-def _note(outcome: Outcome, around: Environment) -> str:
+def _note(outcome: Outcome) -> str:
+    """Return what a rank that is waited for does now, as in "is at train.py:31"."""
     match outcome:
         case Returned():
             return "has called sys.exit" if outcome.exited else "has returned from its function"
         case Ended(halted=True):
             return "is stopped (SIGSTOP or a debugger: state T)"
-        case Ended():
-            return _place(outcome.stack, around)
+        case Ended(stack=(innermost, *_)):
+            cells = {file: name for file, (name, _) in notebook_cells().items()}
+            return f"is at {file_label(innermost.file, cells, os.getcwd())}:{innermost.line}"
     return ""
-
-
-def _place(stack: Sequence[StackLine], around: Environment) -> str:
-    """Return the innermost line of the user's own code, as in "is at train.py:31"."""
-    cells = {file: name for file, (name, _) in around.cells.items()}
-    return f"is at {file_label(stack[0].file, cells, around.directory)}:{stack[0].line}" if stack else ""
 
 
 def _hint(outcome: Outcome, run: Run) -> str:

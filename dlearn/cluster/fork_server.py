@@ -26,13 +26,10 @@ from contextlib import suppress
 from importlib import import_module
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 from dlearn.cluster import descendants
 from dlearn.errors import SetupError
-
-StartMethod = Literal["forkserver", "spawn"]
-DEFAULT_START: StartMethod = "forkserver" if sys.platform == "linux" else "spawn"
 
 REQUEST_BYTES, REQUEST_FILES = 1 << 16, 4
 ATTEMPTS = 3
@@ -41,10 +38,11 @@ _owner = os.getpid()
 
 
 class ForkServer:
-    """The server of one start method; it is started when it is needed, and again if it was killed."""
+    """The server of this process; it is started when it is needed, and again if it was killed."""
 
-    def __init__(self, method: StartMethod) -> None:
-        self._method = method
+    loads_torch = sys.platform == "linux"
+
+    def __init__(self) -> None:
         self._asking = threading.Lock()
         self._requests: socket.socket | None = None
         self._pid = 0
@@ -78,9 +76,8 @@ class ForkServer:
         if self._requests is not None:
             return self._requests
         options = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-        path = [*map(str, sys.path)]
-        serve_it = f"from dlearn.cluster.fork_server import serve; serve({self._method!r})"
-        code = f"import sys; sys.path[:] = {path!r}; {serve_it}"
+        serve_it = f"from dlearn.cluster.fork_server import serve; serve({self.loads_torch})"
+        code = f"import sys; sys.path[:] = {[*map(str, sys.path)]!r}; {serve_it}"
         ours, theirs = socket.socketpair()
         with theirs:
             self._pid = os.posix_spawn(
@@ -100,21 +97,20 @@ class ForkServer:
             self._requests = None
 
 
-SERVERS: dict[StartMethod, ForkServer] = {"forkserver": ForkServer("forkserver"), "spawn": ForkServer("spawn")}
-for _server in SERVERS.values():
-    atexit.register(_server.forget)
+SERVER = ForkServer()
+atexit.register(SERVER.forget)
 
 
 def warm_up() -> None:
     """Start the fork server now, in the background, except in a rank of another launcher's job."""
-    if DEFAULT_START == "forkserver" and "RANK" not in os.environ:
-        SERVERS["forkserver"].start()
+    if SERVER.loads_torch and "RANK" not in os.environ:
+        SERVER.start()
 
 
 # What follows runs in the server.
 
 
-def serve(method: StartMethod) -> NoReturn:
+def serve(loads_torch: bool) -> NoReturn:
     """Fork a rank for each request until the connection on standard input is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.closerange(3, MOST_FILES)
@@ -123,7 +119,7 @@ def serve(method: StartMethod) -> NoReturn:
     os.dup2(nothing, 0)
     os.close(nothing)
     descendants.adopt()
-    if method == "forkserver":
+    if loads_torch:
         _load()
     woken, wakes = os.pipe()
     os.set_blocking(wakes, False)

@@ -53,7 +53,7 @@ class HeldRun(HeldJob, Run):
         self._job.thread.join()
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
-        """While it is under way, its stage; without anywidget no buttons act on it."""
+        """Show its stage while it is under way; without anywidget no buttons act on it."""
         if not self.under_way:
             return {"text/html": self._repr_html_(), "text/plain": str(self)}
         self._page = self._page or HeldPage(self, self.folder.name)
@@ -74,9 +74,10 @@ class HeldRun(HeldJob, Run):
 class _Job:
     """The thread that follows the ranks. It does not hold the run that the user has, which ends it when forgotten."""
 
+    failure: BaseException | None = None
+
     def __init__(self, run: Run, keeper: Keeper, finish: Callable[[], Run], end: Callable[[], None]) -> None:
         self.run, self.keeper, self._finish, self._end_ranks = run, keeper, finish, end
-        self.failure: BaseException | None = None
         keeper.on_trouble = self.end
         self.thread = threading.Thread(target=self._follow, daemon=True, name="dlearn-held-run")
         self.thread.start()

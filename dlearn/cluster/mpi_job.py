@@ -21,7 +21,6 @@ from functools import cache
 from pathlib import Path
 
 from dlearn.cluster import warm_pool
-from dlearn.cluster.fork_server import StartMethod
 from dlearn.cluster.rank_process import RankGroup, RankProcess
 from dlearn.errors import not_installed
 
@@ -41,10 +40,10 @@ def find_mpi() -> None:
         raise not_installed("mpi4py", needed_by="backend='mpi'")
 
 
-def start_mpi(count: int, method: StartMethod) -> list[RankProcess]:
+def start_mpi(count: int) -> list[RankProcess]:
     """Start ranks with a slot each in one MPI job, which they join with their first call."""
     _warn_of_cores(count)
-    ranks = warm_pool.take(count, method)
+    ranks = warm_pool.take(count)
     MpiJob(ranks)
     return ranks
 

@@ -18,7 +18,6 @@ from contextlib import ExitStack
 from functools import partial
 
 from dlearn.cluster import warm_pool
-from dlearn.cluster.fork_server import StartMethod
 from dlearn.cluster.rank_process import RankGroup, RankProcess, start_rank
 from dlearn.cluster.rank_protocol import LOOPBACK, receive_descriptor
 from dlearn.errors import SetupError
@@ -27,15 +26,15 @@ from dlearn.network.live import LiveNetwork, SwitchProcess
 from dlearn.network.namespace import NotPermitted, Seat
 
 
-def start_private(count: int, method: StartMethod) -> list[RankProcess]:
+def start_private(count: int) -> list[RankProcess]:
     """Start ranks in one network that no other process is in. NotPermitted where there can be none."""
     if sys.platform != "linux":
         raise NotPermitted("only Linux has network namespaces")
     with warm_pool.ended_on_error() as ranks:
-        ranks.append(start_rank(method, partial(enclose, None), LOOPBACK))
-        _check_entered(ranks)
         while len(ranks) < count:
-            ranks.append(start_rank(method, partial(enclose, ranks[0].pid), LOOPBACK))
+            ranks.append(start_rank(partial(enclose, ranks[0].pid if ranks else None), LOOPBACK))
+            if len(ranks) == 1:
+                _check_entered(ranks)  # The others follow it.
         _check_entered(ranks[1:])
         return ranks
 
@@ -89,13 +88,12 @@ class SwitchedGroup(RankGroup):
             self._switch.close()
 
 
-def start_switched(network: LiveNetwork, count: int, method: StartMethod) -> list[RankProcess]:
+def start_switched(network: LiveNetwork, count: int) -> list[RankProcess]:
     """Start ranks in a network each, and a switch between them. SetupError where that is not permitted."""
     with ExitStack() as opened, warm_pool.ended_on_error() as ranks:
         for rank in range(count):
             seat = Seat(rank, count, network.packet_bytes, network.asked.window_bytes)
-            enter = partial(namespace.enter, seat)
-            ranks.append(start_rank(method, enter, namespace.address(0)))
+            ranks.append(start_rank(partial(namespace.enter, seat), namespace.address(0)))
         devices = []
         for started in ranks:
             if refusal := started.refusal():

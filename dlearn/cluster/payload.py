@@ -122,7 +122,7 @@ def _make_in_main(original: Callable[..., Any], code: Any, its_globals: dict[str
 
 def environment_here() -> Environment:
     """Return the environment of this process."""
-    return Environment(dict(os.environ), os.getcwd(), list(sys.path), _cells())
+    return Environment(dict(os.environ), os.getcwd(), list(sys.path), notebook_cells())
 
 
 def adopt(there: Environment) -> None:
@@ -135,7 +135,7 @@ def adopt(there: Environment) -> None:
         linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
 
 
-def _cells() -> dict[str, tuple[str, list[str]]]:
+def notebook_cells() -> dict[str, tuple[str, list[str]]]:
     """Return the notebook's cells: the file under which each was compiled -> (shown name, lines)."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None

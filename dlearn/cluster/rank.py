@@ -22,10 +22,8 @@ from typing import Any, TextIO
 
 from dlearn.cluster import descendants, mpi_slot, rpc_worker
 from dlearn.cluster.answers import (
-    Returned,
+    answer_of_call,
     answer_of_exception,
-    answer_of_value,
-    call_on_rank,
     flush,
     name_of_end,
 )
@@ -55,7 +53,13 @@ def main(control: Connection, output: Connection, enter: Enter | None = None) ->
     _redirect(output)
     with suppress(SetupError):  # A torch that does not fit: the first call reports it.
         importlib.import_module("dlearn.recorder")  # One that was spawned loads it while it waits.
-    _serve(control)
+    rank = _Rank(control)
+    with suppress(EOFError):
+        while (asked := control.recv()) is not None:
+            if isinstance(asked, Listen):
+                rank.listen(asked)
+            elif not rank.serve(asked):
+                break
     with suppress(Exception):  # The connection is closed: no process would read it.
         mpi_slot.leave()
     flush()
@@ -63,16 +67,6 @@ def main(control: Connection, output: Connection, enter: Enter | None = None) ->
     # them. A DataLoader's workers are in the rank's process group; a daemon has left it.
     descendants.end_children(os.getpid())
     os.killpg(0, signal.SIGKILL)
-
-
-def _serve(control: Connection) -> None:
-    rank = _Rank(control)
-    with suppress(EOFError):
-        while (asked := control.recv()) is not None:
-            if isinstance(asked, Listen):
-                rank.listen(asked)
-            elif not rank.serve(asked):
-                return
 
 
 def _enter_network(enter: Enter, control: Connection) -> bool:
@@ -115,10 +109,6 @@ class _Rank:
         self._listener = socket.create_server((asked.address, 0), backlog=asked.backlog)
         self._control.send(self._listener.getsockname())
 
-    def _receive_listener(self) -> int:
-        listener, self._listener = self._listener, None
-        return receive_descriptor(self._control) if listener is None else listener.detach()
-
     def serve(self, call: Call) -> bool:
         """Run one call. Return False if this process is to end after it."""
         if call.backend == "mpi":
@@ -129,13 +119,10 @@ class _Rank:
             _prepare(call)
             self._listen_for_stack_signal(call)
             recording = _start_recording(call)
-            functions, args = self._set_up(call, listener)
-            function = functions[call.rank]
-            value = None
+            self._meet(call, listener)
+            functions, args = self._unpacker.unpack(call.payload, keep=call.keep)
             with self._rpc_worker(call, recording), _gate(call, recording):
-                if function is not None:
-                    value = call_on_rank(function, args, call.environment)
-            outcome = answer_of_value(value) if function is not None else Returned(None)
+                outcome = answer_of_call(functions[call.rank], args, call.environment)
         except BaseException as error:
             outcome = answer_of_exception(error, call.environment)
         if "dlearn.hooks.gate" in sys.modules:
@@ -146,13 +133,19 @@ class _Rank:
             recording.function_ended(name_of_end(outcome))
         self._control.send(outcome)
         # The others may still need this rank's connections: leave only together.
-        keep_on = self._wait_for_finish()
+        stays = False
+        with suppress(EOFError):
+            stays = self._control.recv() == FINISH and call.keep
         if recording is not None:
             recording.stop(quiet=self._worker is not None)
         flush()
         with suppress(OSError):
             self._control.send(CLOSED)
-        return keep_on and call.keep
+        return stays
+
+    def _receive_listener(self) -> int:
+        listener, self._listener = self._listener, None
+        return receive_descriptor(self._control) if listener is None else listener.detach()
 
     def _listen_for_stack_signal(self, call: Call) -> None:
         """Have the rank write its stack on a signal, whatever it is stuck in."""
@@ -160,6 +153,25 @@ class _Rank:
         faulthandler.register(STACK_SIGNAL, file=self._stack, all_threads=False)
         if before is not None:
             before.close()
+
+    def _meet(self, call: Call, listener: int | None) -> None:
+        """Meet the other ranks: in the MPI job, in a store, and in a process group if asked for."""
+        import torch.distributed as dist
+
+        if call.gate:
+            importlib.import_module("dlearn.hooks.gate").forget_timeouts()
+        if call.backend == "mpi":
+            mpi_slot.join(call.rank, call.world_size)
+        if call.init and dist.is_initialized():
+            if listener is not None:
+                os.close(listener)
+            return
+        if not dist.is_initialized():
+            self._stores.clear()
+        store = _open_store(call, listener)
+        self._stores.append(store)
+        if call.init:
+            _init_process_group(call, store)
 
     def _rpc_worker(self, call: Call, recording: Any) -> AbstractContextManager[None]:
         """Return the RPC worker for this call. torch sets RPC up once in a process: a kept rank stays one."""
@@ -178,42 +190,17 @@ class _Rank:
         worker.__enter__()
         return nullcontext()
 
-    def _wait_for_finish(self) -> bool:
-        try:
-            return bool(self._control.recv() == FINISH)
-        except EOFError:
-            return False
-
-    def _set_up(self, call: Call, listener: int | None) -> Any:
-        import torch.distributed as dist
-
-        if call.gate:
-            importlib.import_module("dlearn.hooks.gate").forget_timeouts()
-        if call.backend == "mpi":
-            mpi_slot.join(call.rank, call.world_size)
-        if call.init and dist.is_initialized():
-            if listener is not None:
-                os.close(listener)
-        else:
-            if not dist.is_initialized():
-                self._stores.clear()
-            store = _meet(call, listener)
-            self._stores.append(store)
-            if call.init:
-                _init_process_group(call, store)
-        return self._unpacker.unpack(call.payload, keep=call.keep)
-
 
 @contextmanager
 def _gate(call: Call, recording: Any) -> Iterator[None]:
     """Have the calls of the block wait at the gate of a held run."""
-    if call.gate:
-        gate = importlib.import_module("dlearn.hooks.gate")
-        gate.meet(call.gate, call.rank, call.world_size, recording)
+    if not call.gate:
         yield
-        gate.function_over()
-    else:
-        yield
+        return
+    gate = importlib.import_module("dlearn.hooks.gate")
+    gate.meet(call.gate, call.rank, call.world_size, recording)
+    yield
+    gate.function_over()
 
 
 def _prepare(call: Call) -> None:
@@ -274,27 +261,20 @@ def _start_recording(call: Call) -> Any:
     )
 
 
-def _meet(call: Call, listener: int | None) -> Any:
-    """Return the store in which ranks find each other. Rank 0 serves it on its socket, bound to one address."""
-    from torch._C._distributed_c10d import TCPStore
+def _open_store(call: Call, listener: int | None) -> Any:
+    """Return the store in which ranks meet. Rank 0 serves it on its socket, bound to one address.
+
+    A tutorial's own `init_process_group("gloo")` meets in it, too, on loopback. Each init has a prefix:
+    after destroy and init again, old addresses must not be found.
+    """
+    from urllib.parse import parse_qs, urlparse
+
+    from torch._C._distributed_c10d import PrefixStore, TCPStore
 
     serving: dict[str, Any] = {"is_master": False}
     if listener is not None:
         serving = {"is_master": True, "wait_for_workers": False, "master_listen_fd": listener}
     store = TCPStore(*call.store, call.world_size, **serving)
-    _offer(store, call)
-    return store
-
-
-def _offer(store: Any, call: Call) -> None:
-    """Have a tutorial's own `init_process_group("gloo")` meet in this store, on loopback.
-
-    Each init has a prefix: after destroy and init again, old addresses must not be found.
-    """
-    from urllib.parse import parse_qs, urlparse
-
-    from torch._C._distributed_c10d import PrefixStore
-
     numbers = itertools.count(1)
 
     def meet(url: str, *_: Any, **__: Any) -> Iterator[tuple[Any, int, int]]:
@@ -306,6 +286,7 @@ def _offer(store: Any, call: Call) -> None:
 
     # The function `rendezvous` hides the module of the same name.
     sys.modules["torch.distributed.rendezvous"]._rendezvous_handlers["env"] = meet
+    return store
 
 
 def _init_process_group(call: Call, store: Any) -> None:

@@ -15,8 +15,6 @@ from pathlib import Path
 
 from dlearn.cluster import warm_pool
 from dlearn.cluster.answers import Raised, Returned
-from dlearn.cluster.engines import EngineRank
-from dlearn.cluster.fork_server import StartMethod
 from dlearn.cluster.output import OutputStreams
 from dlearn.cluster.rank_process import DEATH_SECONDS, RankProcess, StackLine
 from dlearn.cluster.rank_protocol import FINISH, Call
@@ -34,8 +32,6 @@ LEAVE_SECONDS = 1.0
 DRAIN_SECONDS = 2.0
 """How long what was printed before the end is read; a thread or child of the rank may still print."""
 
-Rank = RankProcess | EngineRank
-
 
 @dataclass(frozen=True)
 class Died:
@@ -52,7 +48,7 @@ class Died:
     aborted_mpi: bool = False
 
     @classmethod
-    def of(cls, rank: Rank, at_ns: int, last_line: str = "") -> Died:
+    def of(cls, rank: RankProcess, at_ns: int, last_line: str = "") -> Died:
         exit_code = None if rank.lost else rank.exit_code
         return cls(exit_code, last_line, at_ns, rank.lost, rank.beside_engine, rank.has_aborted)
 
@@ -77,9 +73,8 @@ Outcome = Returned | Raised | Died | Ended
 class RankPool:
     """The ranks of one cluster. After a fault they are gone, and `alive` is False."""
 
-    def __init__(self, tags: Sequence[str], ranks: Sequence[Rank], method: StartMethod) -> None:
+    def __init__(self, tags: Sequence[str], ranks: Sequence[RankProcess]) -> None:
         self.tags, self.ranks = tuple(tags), list(ranks)
-        self._method = method
         self._busy = threading.Lock()
         self._sender: threading.Thread | None = None
 
@@ -102,8 +97,8 @@ class RankPool:
             outcomes = self._lost_before() or self._send_and_follow(calls, streams, display, timeout)
             answered = all(isinstance(outcome, Returned | Raised) for outcome in outcomes)
             self._finish(outcomes, streams, keep=answered and keep)
-            for rank in self.ranks:
-                if answered and isinstance(rank, EngineRank):
+            if answered:
+                for rank in self.ranks:
                     rank.collect()
             healthy = answered
         finally:
@@ -117,7 +112,7 @@ class RankPool:
         if healthy and not keep:
             # They have closed their files and are leaving by themselves.
             used, self.ranks = self.ranks, []
-            warm_pool.recycle(partial(_retire, used), sum(map(_is_on_loopback, used)), self._method)
+            warm_pool.recycle(partial(_retire, used), sum(map(_is_on_loopback, used)))
         return outcomes, streams
 
     def _lost_before(self) -> list[Outcome]:
@@ -195,7 +190,7 @@ class RankPool:
         if not open_to_others or (not now and time.monotonic() < self._look_again):
             return
         self._look_again = time.monotonic() + LOOK_SECONDS
-        if users := users_connected_to(rank.pid or 0 for rank in self.ranks):
+        if users := users_connected_to(rank.pid for rank in self.ranks):
             raise SetupError(
                 f"user {min(users)} of this machine has connected to these ranks, and may have had them run anything"
                 f" as you: they were ended. What they had recorded is in {call.folder}/trace. Where dlearn doctor says"
@@ -207,7 +202,7 @@ class RankPool:
     def _pids_here(self, outcomes: Sequence[Outcome | None]) -> list[int]:
         """Return the pids of the ranks of this host that are still at work."""
         working = [rank for rank, outcome in zip(self.ranks, outcomes, strict=True) if outcome is None]
-        return [rank.pid for rank in working if rank.pid and rank.host == socket.gethostname()]
+        return [rank.pid for rank in working if not rank.beside_engine]
 
     def _stacks(self, calls: Sequence[Call], ranks: Sequence[int]) -> list[tuple[StackLine, ...]]:
         """Return where the ranks that are still at work are: all are asked at the same time."""
@@ -270,26 +265,26 @@ class RankPool:
         warm_pool.end(self.ranks)
 
 
-def _is_on_loopback(rank: Rank) -> bool:
+def _is_on_loopback(rank: RankProcess) -> bool:
     """Return whether this rank is on this machine's own loopback, as fresh ones that wait are."""
-    return isinstance(rank, RankProcess) and not rank.own_address
+    return not (rank.own_address or rank.beside_engine)
 
 
-def _retire(ranks: list[Rank]) -> None:
+def _retire(ranks: list[RankProcess]) -> None:
     """Wait a moment until ranks have ended by themselves, and end those that have not."""
     for rank in ranks:
         rank.wait(LEAVE_SECONDS)
     warm_pool.end(ranks)
 
 
-def _agent_log(call: Call, rank: Rank) -> Path | None:
+def _agent_log(call: Call, rank: RankProcess) -> Path | None:
     """Return where the log of this rank's RPC agent goes; None if it does not come with what it prints."""
     if call.record is None or call.own_log:
         return None
-    return Path(call.folder, "trace", f"{rank.host}-{rank.pid}{SUFFIX}")
+    return Path(call.folder, "trace", f"{socket.gethostname()}-{rank.pid}{SUFFIX}")
 
 
-def _send(ranks: Sequence[Rank], calls: Sequence[Call]) -> None:
+def _send(ranks: Sequence[RankProcess], calls: Sequence[Call]) -> None:
     for rank, call in zip(ranks, calls, strict=True):
         with suppress(OSError):  # It died already; following it will show.
             rank.send(call)

@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
 
-from dlearn.cluster.fork_server import SERVERS, StartMethod
+from dlearn.cluster.fork_server import SERVER
 from dlearn.cluster.payload import is_installed
 from dlearn.cluster.rank_protocol import (
     LOOPBACK,
@@ -79,7 +79,6 @@ class RankProcess:
     own_address: str = ""
     """In a network that this process is not in: the address on which rank 0 opens the store's socket."""
     group: RankGroup = field(default_factory=RankGroup)
-    host: str = field(default_factory=socket.gethostname)
     exit_code: int | None = None
     """Negative: the number of a signal. None while it lives, and if the report of its end is lost."""
     passed_sockets: list[socket.socket] = field(default_factory=list)
@@ -130,7 +129,6 @@ class RankProcess:
     def listen(self, backlog: int, address: str = LOOPBACK) -> tuple[str, int]:
         """Open the socket on which this rank will serve the store in its next call; return its address."""
         if not self.own_address:
-            _check_route(address)
             listener = socket.create_server((address, 0), backlog=backlog)
             self.passed_sockets.append(listener)
             return address, listener.getsockname()[1]
@@ -163,7 +161,7 @@ class RankProcess:
         # Without its file it does not listen to the signal yet, which would end it.
         if not file.exists():
             return ()
-        _signal_main_thread(self.pid, STACK_SIGNAL)
+        _signal_main_thread(self.pid)
         deadline = time.monotonic() + STACK_SECONDS
         while not _STACK_IS_WHOLE.search(text := file.read_text()):
             if time.monotonic() > deadline:
@@ -173,7 +171,7 @@ class RankProcess:
         cells = call.environment.cells
         return tuple(line for line in lines if line.file in cells or not is_installed(line.file))
 
-    def pause(self) -> int:
+    def pause(self) -> int | None:
         """Stop the rank where it is, so that the end of others is no event of its own. Return when, in ns."""
         self.group.stop_slowing()  # Else the switch would let it go on.
         self._signal(signal.SIGSTOP)
@@ -188,6 +186,9 @@ class RankProcess:
         with suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 
+    def collect(self) -> None:
+        """Bring what it has recorded into the run's folder, if that is on another host."""
+
     def close(self) -> None:
         """Wait for the rank's end, and close what belongs to it."""
         self.wait(None)
@@ -201,7 +202,7 @@ class RankProcess:
             self.passed_sockets.pop().close()
 
 
-def start_rank(method: StartMethod, enter: Enter | None = None, own_address: str = "") -> RankProcess:
+def start_rank(enter: Enter | None = None, own_address: str = "") -> RankProcess:
     """Start one rank; with `enter` it first enters a network of its own.
 
     SetupError if this process may open no more files.
@@ -214,35 +215,23 @@ def start_rank(method: StartMethod, enter: Enter | None = None, own_address: str
             ours.enter_context(output)
             widen(output.fileno())
             with their_control, their_output:
-                pid, death = SERVERS[method].fork((their_control, their_output), enter)
+                pid, death = SERVER.fork((their_control, their_output), enter)
         except OSError as error:
             if error.errno != errno.EMFILE:
                 raise
             raise SetupError(
-                "this process may open no more files, and each rank needs five of them: use fewer ranks,"
-                " or raise the limit (ulimit -n)."
+                "this process may open no more files, and each rank needs three of them (of an MPI job, four):"
+                " use fewer ranks, or raise the limit (ulimit -n)."
             ) from None
         ours.pop_all()
     return RankProcess(pid, control, output, death, own_address)
 
 
-def _check_route(address: str) -> None:
-    """Raise SetupError if nothing can be sent there: torch would try for minutes, without a reason."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((address, 9))  # Sends nothing.
-        except OSError as error:
-            raise SetupError(
-                f"the ranks cannot reach each other at {address}: {error.strerror}. Bring the loopback interface up"
-                " (ip link set lo up)."
-            ) from None
-
-
-def _signal_main_thread(pid: int, number: signal.Signals) -> None:
-    """Send a signal to the main thread: any other might take it (Linux, `wants_signal`), and write its stack."""
+def _signal_main_thread(pid: int) -> None:
+    """Ask the main thread for its stack: any other might take the signal (Linux, `wants_signal`)."""
     tgkill = getattr(ctypes.CDLL(None), "tgkill", None)  # Linux, with glibc 2.30.
     if tgkill is not None:
-        tgkill(pid, pid, int(number))  # An error means that the rank has ended.
+        tgkill(pid, pid, int(STACK_SIGNAL))  # An error means that the rank has ended.
         return
     with suppress(ProcessLookupError):
-        os.kill(pid, number)
+        os.kill(pid, STACK_SIGNAL)

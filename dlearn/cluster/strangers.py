@@ -39,11 +39,8 @@ def _connections() -> Iterator[Connection]:
         with suppress(OSError):
             for line in table.read_text().splitlines()[1:]:
                 _, local, remote, state, _, _, _, uid, _, inode, *_ = line.split()
-                yield Connection(_port(local), _port(remote), state, int(uid), inode)
-
-
-def _port(address: str) -> int:
-    return int(address.rpartition(":")[2], 16)
+                local_port, remote_port = (int(side.rpartition(":")[2], 16) for side in (local, remote))
+                yield Connection(local_port, remote_port, state, int(uid), inode)
 
 
 def _sockets(pid: int) -> Iterator[str]:

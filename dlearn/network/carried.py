@@ -70,31 +70,26 @@ class Carried(Answer, frozen=True, kw_only=True):
     stragglers: tuple[CarriedRank, ...]
 
     def paragraphs(self) -> Iterator[str | Table]:
-        payload = sum(pair.payload for pair in self.pairs)
-        yield (
-            f"{self.network}: {size_text(payload)} of payload in {sum(pair.packets for pair in self.pairs):,} packets;"
-            f" they came {_short(self.late)} late (median; at most {_short(self.latest)})"
-        )
+        payload = size_text(sum(pair.payload for pair in self.pairs))
+        packets = sum(pair.packets for pair in self.pairs)
+        late = f"they came {_short(self.late)} late (median; at most {_short(self.latest)})"
+        yield f"{self.network}: {payload} of payload in {packets:,} packets; {late}"
         if self.most is not None:
-            yield (
-                f"the switch was at its limit: then it carried {rate_text(round(self.most, -6))} in all, and links that"
-                " were asked for more were slower than asked"
-            )
+            most = f"then it carried {rate_text(round(self.most, -6))} in all"
+            yield f"the switch was at its limit: {most}, and links that were asked for more were slower than asked"
         rows = [self._row(port) for port in self.ports if port.packets or port.dropped or port.lost]
         head = ("port", "rate asked", "carried", "latency asked", "carried", "queue", "deepest", "packets", "dropped")
         yield Table([head, *rows], title="latency is the part of this port")
-        pairs = [pair for pair in self.pairs if pair.packets]
-        rows = [
-            (f"{p.source} to {p.target}", f"{p.packets:,}", f"{p.payload:,}", f"{p.again:,}", f"{p.dropped:,}")
-            for p in pairs
-        ]
-        yield Table([("ranks", "packets", "payload B", "again B", "dropped"), *rows])
+        rows = [("ranks", "packets", "payload B", "again B", "dropped")]
+        for pair in self.pairs:
+            if pair.packets:
+                counts = (pair.packets, pair.payload, pair.again, pair.dropped)
+                rows.append((f"{pair.source} to {pair.target}", *(f"{count:,}" for count in counts)))
+        yield Table(rows)
         for each in self.stragglers:
             reached = "-" if each.reached is None else f"{each.reached:.2f}"
-            yield (
-                f"rank {each.rank}'s computing was to take {each.asked:g} times as long, and took {reached} times"
-                f" ({_short(each.computed)} of computing)"
-            )
+            asked = f"rank {each.rank}'s computing was to take {each.asked:g} times as long"
+            yield f"{asked}, and took {reached} times ({_short(each.computed)} of computing)"
         yield f"the switch took {self.processor:.0%} of a core over {self.seconds:.1f} s"
 
     def _row(self, port: CarriedPort) -> tuple[str, ...]:
@@ -112,28 +107,25 @@ class Carried(Answer, frozen=True, kw_only=True):
         )
 
 
-def carried(network: str, ports: Mapping[str, Link], pids: Sequence[int], told: Mapping[str, Any]) -> Carried:
+def carried(network: str, ports: Mapping[str, Link], pids: Sequence[int], counts: Mapping[str, Any]) -> Carried:
     """Return the switch's own counts as an answer. `pids` are the ranks' processes."""
-    of_ports = [
-        CarriedPort(
-            name=name,
-            asked=link,
-            rate=each["full_bytes"] * 8 / each["full_seconds"] if each["full_seconds"] > LEAST_SECONDS else None,
-            **{key: each[key] for key in ("late", "deepest", "packets", "bytes", "dropped", "lost")},
-        )
-        for (name, link), each in zip(ports.items(), told["ports"], strict=True)
-    ]
+    of_ports = []
+    for (name, link), port in zip(ports.items(), counts["ports"], strict=True):
+        full_bytes, full_seconds = port.pop("full_bytes"), port.pop("full_seconds")
+        rate = full_bytes * 8 / full_seconds if full_seconds > LEAST_SECONDS else None
+        of_ports.append(CarriedPort(name=name, asked=link, rate=rate, **port))
     names = CarriedPair.__struct_fields__
+    limited = counts["breathless"]
     return Carried(
         network=network,
-        seconds=told["seconds"],
-        processor=told["processor"] / told["seconds"],
-        late=told["late"],
-        latest=told["latest"],
-        most=told["breathless_bytes"] * 8 / told["breathless"] if told["breathless"] else None,
+        seconds=counts["seconds"],
+        processor=counts["processor"] / counts["seconds"],
+        late=counts["late"],
+        latest=counts["latest"],
+        most=counts["breathless_bytes"] * 8 / limited if limited else None,
         ports=tuple(of_ports),
-        pairs=tuple(CarriedPair(**dict(zip(names, pair, strict=True))) for pair in told["pairs"]),
-        stragglers=tuple(_slowed(pids.index(pid), *counts) for pid, *counts in told["stragglers"] if pid in pids),
+        pairs=tuple(CarriedPair(**dict(zip(names, pair, strict=True))) for pair in counts["pairs"]),
+        stragglers=tuple(_slowed(pids.index(pid), *times) for pid, *times in counts["stragglers"] if pid in pids),
     )
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from decimal import Decimal
+from functools import partial
 from reprlib import Repr
 from typing import Any
 
@@ -44,9 +45,8 @@ class Link:
     def __post_init__(self) -> None:
         for field in fields(self):
             given = getattr(self, field.name)
-            if given is None and field.default is None:
-                continue
-            object.__setattr__(self, field.name, _number(field.name, given))
+            if given is not None or field.default is not None:
+                object.__setattr__(self, field.name, _number(field.name, given))
 
     @classmethod
     def of(cls, given: Link | str) -> Link:
@@ -72,19 +72,19 @@ def parse(words: str) -> dict[str, float]:
     """Parse "100 Mbit/s, 2 ms, loss 1 %". SetupError, in one sentence, for other words."""
     if not isinstance(words, str):
         raise SetupError(f"a network is told in words such as {EXAMPLE}, or is a Network; not {_quote.repr(words)}.")
-    told: dict[str, float] = {}
-    for part in words.split(","):
-        found = _WORD.fullmatch(part.strip())
-        if found is None:
-            raise SetupError(f"{_quote.repr(part.strip())} tells nothing of a network; write it like {EXAMPLE}.")
-        named, number, unit = found.groups()
+    found: dict[str, float] = {}
+    for part in map(str.strip, words.split(",")):
+        match = _WORD.fullmatch(part)
+        if match is None:
+            raise SetupError(f"{_quote.repr(part)} tells nothing of a network; write it like {EXAMPLE}.")
+        named, number, unit = match.groups()
         name = named or next((each for each in ("rate", "latency") if unit in UNITS[each]), None)
         if name is None:
-            raise SetupError(f"what of the network is {_quote.repr(part.strip())}? Write it like {EXAMPLE}.")
-        if name in told:
+            raise SetupError(f"what of the network is {_quote.repr(part)}? Write it like {EXAMPLE}.")
+        if name in found:
             raise SetupError(f"{_quote.repr(words)} tells the {name} twice.")
-        told[name] = _number(name, f"{number} {unit}")
-    return told
+        found[name] = _number(name, f"{number} {unit}")
+    return found
 
 
 def _number(name: str, given: Any) -> float:
@@ -102,30 +102,16 @@ def _number(name: str, given: Any) -> float:
     return float(given)
 
 
-def rate_text(rate: float) -> str:
-    """Return a text such as "100 Mbit/s"."""
-    return _with_unit(rate, {"bit/s": 1, "kbit/s": 1e3, "Mbit/s": 1e6, "Gbit/s": 1e9})
-
-
-def time_text(seconds: float) -> str:
-    """Return a text such as "100 us"."""
-    return _with_unit(seconds, {"us": 1e-6, "ms": 1e-3, "s": 1})
-
-
-def size_text(size: float) -> str:
-    """Return a text such as "64 kB"."""
-    return _with_unit(size, {"B": 1, "kB": 1e3, "MB": 1e6})
-
-
-def _with_unit(number: Any, units: dict[str, float]) -> str:
+def _text(number: Any, units: dict[str, float]) -> str:
+    """Return a text such as "100 Mbit/s", in the largest unit that leaves 1 or more."""
     if not isinstance(number, int | float) or abs(number) > 1e300:
         return _quote.repr(number)
     unit = next((name for name in reversed(units) if number >= units[name]), next(iter(units)))
     return f"{number / units[unit]:.12g} {unit}"
 
 
-def _share_text(share: Any) -> str:
-    return _with_unit(share, {"%": 0.01})
-
-
-_texts = {"rate": rate_text, "latency": time_text, "jitter": time_text, "loss": _share_text, "queue": size_text}
+rate_text = partial(_text, units={"bit/s": 1, "kbit/s": 1e3, "Mbit/s": 1e6, "Gbit/s": 1e9})
+time_text = partial(_text, units={"us": 1e-6, "ms": 1e-3, "s": 1})
+size_text = partial(_text, units={"B": 1, "kB": 1e3, "MB": 1e6})
+share_text = partial(_text, units={"%": 0.01})
+_texts = {"rate": rate_text, "latency": time_text, "jitter": time_text, "loss": share_text, "queue": size_text}

@@ -11,12 +11,12 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import permutations
 from typing import Any
 
 from dlearn.errors import SetupError
 from dlearn.network import switch
 from dlearn.network.carried import Carried, CarriedPair, carried
-from dlearn.network.link import Link
 from dlearn.network.plan import Network
 
 END_SECONDS = 5.0
@@ -31,7 +31,7 @@ class SwitchProcess:
     def __init__(self, plan: dict[str, Any], tuns: Sequence[int], on_loss: Callable[[], None]) -> None:
         self.lost = self._closing = False
         self._on_loss = on_loss
-        self._talking = threading.Lock()
+        self._asking = threading.Lock()
         self._control, theirs = socket.socketpair()
         self._control.settimeout(ANSWER_SECONDS)
         with theirs:
@@ -43,22 +43,18 @@ class SwitchProcess:
         watch = partial(_watch, self._process, weakref.ref(self))
         threading.Thread(target=watch, name="dlearn-switch", daemon=True).start()
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def tell(self, order: dict[str, Any]) -> dict[str, Any] | None:
+    def ask(self, order: dict[str, Any]) -> dict[str, Any] | None:
         """Give an order; return what the switch has counted so far, None if it has ended."""
-        with self._talking, suppress(OSError, ValueError):  # A closed file is a ValueError.
+        with self._asking, suppress(OSError, ValueError):  # A closed file is a ValueError.
             self._control.sendall(json.dumps(order).encode() + b"\n")
             line = self._answers.readline()
             return dict(json.loads(line)) if line else None
         return None
 
     def close(self) -> None:
-        """End it; returns when it is gone, and the ranks' devices with it."""
+        """End it; return when it is gone, and the ranks' devices with it."""
         self._closing = True
-        with self._talking:
+        with self._asking:
             self._answers.close()
             self._control.close()
         try:
@@ -96,13 +92,13 @@ class LiveNetwork:
         self._factors: dict[int, float] = {}
         self._pids: list[int] = []
         self._switch: SwitchProcess | None = None
-        self._told: Carried | None = None
+        self._latest: Carried | None = None
         self._before: dict[tuple[int, int], CarriedPair] = {}
 
     def slow(self, rank: int | str, words: str) -> None:
         """Change the link of a rank, as in "10 Mbit/s, 5 ms": what the words do not name stays."""
         self._now = self._now.changed(self._number(rank), words)
-        self._say()
+        self.latest()
 
     def cut(self, one: int | str, other: int | str) -> None:
         """Drop from now on all that one of these two sends to the other."""
@@ -110,12 +106,12 @@ class LiveNetwork:
         if ends[0] == ends[1]:
             raise SetupError(f"a way has two ends: there is none to cut between rank {one!r} and itself.")
         self._cut += [ends, ends[::-1]]
-        self._say()
+        self.latest()
 
     def pause(self) -> None:
         """Stop all packets where they are, until `heal`."""
         self._paused = True
-        self._say()
+        self.latest()
 
     def straggler(self, rank: int | str, factor: float) -> None:
         """Make this rank's computing take `factor` times as long (1: as long as by itself).
@@ -126,17 +122,17 @@ class LiveNetwork:
         if not is_number or not 1 <= factor <= MOST_FACTOR:
             raise SetupError(f"computing can take 1 to {MOST_FACTOR} times as long, not {factor!r}.")
         self._factors[self._number(rank)] = factor
-        self._say()
+        self.latest()
 
     def let_compute(self) -> None:
         """Slow no rank any more: these ranks are being ended."""
         self._pids = []
-        self._say()
+        self.latest()
 
     def heal(self) -> None:
         """Restore all links as they were asked for, let packets go on, and slow no rank."""
         self._now, self._cut, self._paused, self._factors = self.asked, [], False, {}
-        self._say()
+        self.latest()
 
     def trouble(self) -> str:
         """Return a sentence about what stops packets altogether now; "" if nothing does."""
@@ -147,58 +143,57 @@ class LiveNetwork:
 
     def carried(self) -> Carried:
         """Return what was forwarded since the ranks began: in the latest run, or in all of kept ranks."""
-        told = self.latest()
-        if told is None:
+        found = self.latest()
+        if found is None:
             raise SetupError("nothing was carried yet: this network is there while ranks are; run something first.")
-        return told
-
-    def latest(self) -> Carried | None:
-        """Return what `carried` does; None if nothing was forwarded."""
-        self._say()
-        return self._told
+        return found
 
     def begin(self) -> None:
         """Count a run's own bytes from here on."""
-        told = self.latest()
-        self._before = {(pair.source, pair.target): pair for pair in told.pairs} if told else {}
+        self._before = {(pair.source, pair.target): pair for pair in self._pairs()}
 
     def sent(self) -> list[dict[int, tuple[int, int]]]:
         """Return for each rank what it has sent to each other since `begin`: TCP's payload in bytes, and again."""
-        told = self.latest()
-        found: list[dict[int, tuple[int, int]]] = [{} for _ in self._names]
-        for pair in told.pairs if told else ():
+        sent: list[dict[int, tuple[int, int]]] = [{} for _ in self._names]
+        for pair in self._pairs():
             old = self._before.get((pair.source, pair.target))
             payload, again = (0, 0) if old is None else (old.payload, old.again)
-            found[pair.source][pair.target] = pair.payload - payload, pair.again - again
-        return found
+            sent[pair.source][pair.target] = pair.payload - payload, pair.again - again
+        return sent
+
+    def _pairs(self) -> tuple[CarriedPair, ...]:
+        found = self.latest()
+        return found.pairs if found else ()
 
     def connect(self, tuns: Sequence[int], pids: Sequence[int], on_loss: Callable[[], None]) -> SwitchProcess:
         """Start a switch between fresh ranks, which have these devices and pids."""
         names = list(self._now.ports(self.packet_bytes))
-        ranks = range(len(self._names))
-        ways = [[a, b, [names.index(name) for name in self._now.way(a, b)]] for a in ranks for b in ranks if a != b]
-        self._told, self._before, self._pids = None, {}, list(pids)
+        ways = []
+        for a, b in permutations(range(len(self._names)), 2):
+            ways.append([a, b, [names.index(name) for name in self._now.way(a, b)]])
+        self._latest, self._before, self._pids = None, {}, list(pids)
         self._switch = SwitchProcess({"ports": self._ports(), "ways": ways}, tuns, on_loss)
         try:
-            self._say()
+            self.latest()
         except BaseException:
             self._switch.close()
             raise
         return self._switch
 
-    def _say(self) -> None:
-        """Tell the switch, if there is one, how the network is to be, and keep what it answers."""
-        if self._switch is None:
-            return
-        factors = [(pid, self._factors.get(rank, 1)) for rank, pid in enumerate(self._pids)]
-        slowed = [(pid, factor) for pid, factor in factors if factor > 1]
-        order = {"ports": self._ports(), "cut": self._cut, "paused": self._paused, "stragglers": slowed}
-        told = self._switch.tell(order)
-        if told is not None:
-            self._told = carried(str(self._now), self._now.ports(self.packet_bytes), self._pids, told)
+    def latest(self) -> Carried | None:
+        """Say to the switch what is asked now; return what it has forwarded, None if nothing."""
+        if self._switch is not None:
+            factors = [(pid, self._factors.get(rank, 1)) for rank, pid in enumerate(self._pids)]
+            slowed = [(pid, factor) for pid, factor in factors if factor > 1]
+            order = {"ports": self._ports(), "cut": self._cut, "paused": self._paused, "stragglers": slowed}
+            counts = self._switch.ask(order)
+            if counts is not None:
+                self._latest = carried(str(self._now), self._now.ports(self.packet_bytes), self._pids, counts)
+        return self._latest
 
     def _ports(self) -> list[list[float | None]]:
-        return [_in_bytes(link) for link in self._now.ports(self.packet_bytes).values()]
+        links = self._now.ports(self.packet_bytes).values()
+        return [[(link.rate or 0) / 8, link.latency, link.jitter, link.loss, link.queue] for link in links]
 
     def _number(self, rank: int | str) -> int:
         if rank not in self._names:
@@ -207,7 +202,3 @@ class LiveNetwork:
 
     def __repr__(self) -> str:
         return f"LiveNetwork({self._now}; ranks {self._names})"
-
-
-def _in_bytes(link: Link) -> list[float | None]:
-    return [(link.rate or 0) / 8, link.latency, link.jitter, link.loss, link.queue]

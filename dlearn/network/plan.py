@@ -52,39 +52,35 @@ class Network:
         loss: float | str = 0.0,
         queue: float | str | None = None,
     ) -> None:
-        given: dict[str, Any] = {"rate": rate, "latency": latency, "jitter": jitter, "loss": loss, "queue": queue}
-        self._set((Link(**given),))
+        self._set(Link(rate, latency, jitter, loss, queue))  # type: ignore[arg-type]
 
-    def _set(
-        self,
-        rank_links: tuple[Link, ...],
-        sizes: tuple[int, ...] = (),
-        between: Link | None = None,
-        single: tuple[tuple[Pair, Link], ...] = (),
-    ) -> Network:
-        values = {"rank_links": rank_links, "sizes": sizes, "between": between, "single": single}
-        for name, value in values.items():
+    def _set(self, *rank_links: Link, **others: Any) -> Network:
+        for name, value in ({"rank_links": rank_links} | others).items():
             object.__setattr__(self, name, value)
         return self
 
     @classmethod
+    def _of(cls, *rank_links: Link | str, **others: Any) -> Network:
+        return cls.__new__(cls)._set(*map(Link.of, rank_links), **others)
+
+    @classmethod
     def of(cls, given: Network | Link | str) -> Network:
         """Return a network as it is, or one with this link for each rank."""
-        return given if isinstance(given, Network) else cls.__new__(cls)._set((Link.of(given),))
+        return given if isinstance(given, Network) else cls._of(given)
 
     @classmethod
     def star(cls, links: Sequence[Link | str]) -> Network:
         """Give each rank a link of its own to the switch. From one to another is half of each one's latency."""
         if isinstance(links, str) or not links:
             raise SetupError("a star has a list of links, one for each rank.")
-        return cls.__new__(cls)._set(tuple(map(Link.of, links)))
+        return cls._of(*links)
 
     @classmethod
     def racks(cls, sizes: Sequence[int], *, inside: Link | str, between: Link | str) -> Network:
         """Connect the first `sizes[0]` ranks by a switch, and so on; racks share the links `between`."""
         if not sizes or not all(isinstance(size, int) and size >= 1 for size in sizes):
             raise SetupError(f"racks have a list of sizes, such as [2, 2], not {sizes!r}.")
-        return cls.__new__(cls)._set((Link.of(inside),), tuple(sizes), Link.of(between))
+        return cls._of(inside, sizes=tuple(sizes), between=Link.of(between))
 
     @classmethod
     def links(cls, single: Mapping[Pair, Link | str], *, others: Link | str) -> Network:
@@ -93,7 +89,7 @@ class Network:
             if not isinstance(ends, tuple) or len(set(ends)) != 2:
                 raise SetupError(f"a single link is between two ranks, not {ends!r}.")
         own = tuple((ends, Link.of(link)) for ends, link in single.items())
-        return cls.__new__(cls)._set((Link.of(others),), single=own)
+        return cls._of(others, single=own)
 
     def fitted(self, names: Sequence[int | str]) -> Network:
         """Return it with one link for each rank. SetupError if it does not fit these names."""
@@ -107,13 +103,13 @@ class Network:
         if has != ranks:
             raise SetupError(f"this network is for {has} ranks, and the cluster has {ranks}.")
         links = self.rank_links if len(self.rank_links) == ranks else self.rank_links * ranks
-        return Network.__new__(Network)._set(links, self.sizes, self.between, numbered)
+        return Network._of(*links, sizes=self.sizes, between=self.between, single=numbered)
 
     def changed(self, rank: int, words: str) -> Network:
         """Return a fitted network in which the link of one rank has changed."""
         links = list(self.rank_links)
         links[rank] = links[rank].changed(words)
-        return Network.__new__(Network)._set(tuple(links), self.sizes, self.between, self.single)
+        return Network._of(*links, sizes=self.sizes, between=self.between, single=self.single)
 
     @property
     def packet_bytes(self) -> int:

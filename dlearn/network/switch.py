@@ -27,9 +27,8 @@ from typing import Any
 
 LARGEST_BYTES = 65_535
 READ_AT_ONCE = 16
-SLICE_SECONDS = 0.05
-"""A slice of time; in one with less waiting than `BREATHLESS` the switch carries what it can."""
-BREATHLESS = 0.05
+SLICE_SECONDS = BREATHLESS = 0.05
+"""A slice of time; in one with less waiting than this share the switch carries what it can."""
 RECENT = 2000
 MOST_RANKS = 64
 _TCP, _IPV4 = 6, 4
@@ -38,9 +37,7 @@ _SHORTEST = 20
 """Bytes of the head of IPv4, and of TCP's."""
 _HEAD = struct.Struct("!HHI")
 """Of TCP: ports, sequence number."""
-
-_COUNTED = "packets", "bytes", "dropped", "lost", "full_bytes", "full_seconds"
-
+_COUNTS = "packets", "bytes", "dropped", "lost", "full_bytes", "full_seconds"
 PACE_SECONDS = 0.002
 """How often the switch looks at a rank whose computing it slows, and the least time for which it stops one."""
 
@@ -64,11 +61,11 @@ class Port:
         self.latency, self.jitter, self.loss = latency, jitter, loss
         self.room = float("inf") if queue is None or not rate else queue * self.pace
 
-    def told(self) -> dict[str, float]:
+    def counts(self) -> dict[str, float]:
         """Return what the port has forwarded: bytes, and those that left right behind another, in how many seconds."""
-        counted = {name: getattr(self, name) for name in _COUNTED}
+        found = {name: getattr(self, name) for name in _COUNTS}
         deepest = round(self.deepest / self.pace) if self.pace else 0
-        return counted | {"deepest": deepest, "late": self.late / max(1, self.packets)}
+        return found | {"deepest": deepest, "late": self.late / max(1, self.packets)}
 
 
 class Way:
@@ -130,7 +127,6 @@ class Straggler:
                 self.go_on()
 
     def go_on(self) -> None:
-        """Let it go on, if it is stopped."""
         if self.stopped_at:
             self.slept += clock() - self.stopped_at
             self.stopped_at = 0.0
@@ -141,7 +137,7 @@ class Straggler:
         self.go_on()
         os.close(self._handle)
 
-    def told(self) -> list[float]:
+    def seconds(self) -> list[float]:
         """Return the seconds that it has computed, and those that it was stopped."""
         return [self.computed - self._began, self.slept]
 
@@ -262,8 +258,6 @@ class Switch:
             self.breathless_bytes += self.carried - carried
         self._slice = now, self.waited, self.carried
 
-    # Commands ---------------------------------------------------------------------------------------------------------
-
     def _obey(self) -> bool:
         """Carry out the commands that have arrived. Return False if no more will."""
         with suppress(ConnectionError):  # The notebook has ended.
@@ -296,8 +290,8 @@ class Switch:
             "latest": self.latest,
             "breathless": self.breathless,
             "breathless_bytes": self.breathless_bytes,
-            "ports": [port.told() for port in self.ports],
-            "stragglers": [[pid, each.factor, *each.told()] for pid, each in self.stragglers.items()],
+            "ports": [port.counts() for port in self.ports],
+            "stragglers": [[pid, each.factor, *each.seconds()] for pid, each in self.stragglers.items()],
             "pairs": [[*ends, way.packets, way.payload, way.again, way.dropped] for ends, way in self.ways.items()],
         }
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -44,13 +44,14 @@ options of torchrun it is started as `python script.py`; with any, as by torchru
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one script; returns its exit status. A script that was killed by a signal ends this process by it, too."""
+    """Run one script; return its exit status. If a signal killed it, end by the same signal."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE, end="")
         return 0 if arguments else 2
     own, rest = _take_own_options(arguments)
-    torchrun = rest[0].startswith("-") and rest[0] not in _MODULE
-    several_hosts = torchrun and any(each.split("=")[0].replace("_", "-") == "--nnodes" for each in rest)
+    by_torchrun = rest[0].startswith("-") and rest[0] not in _MODULE
+    names = [each.split("=")[0].replace("_", "-") for each in rest]
+    several_hosts = by_torchrun and "--nnodes" in names
     if "--hold" in own and (several_hosts or "--live" in own or sys.platform == "win32"):
         raise WrongArguments("dlearn run --hold is for the ranks of one host (without --nnodes), and without --live.")
     folder = Path(own.get("--trace") or _default_folder(rest)).resolve()
@@ -59,7 +60,7 @@ def run(arguments: Sequence[str]) -> int:
         job="" if several_hosts else f"{socket.gethostname()}-{secrets.token_hex(4)}",
         launcher=os.getpid(),
         graph="--graph" in own,
-        steps=_steps(own["--steps"]) if "--steps" in own else None,
+        steps=_steps(own.get("--steps")),
         hang_after=_seconds(own.get("--hang-after", "60")),
         gather="--gather" in own,
         sources=_sources(own.get("--sources", "")),
@@ -69,19 +70,9 @@ def run(arguments: Sequence[str]) -> int:
         if not several_hosts and sys.platform != "win32":
             _lock(folder)
         _refuse_old_trace(folder, several_hosts=several_hosts)
-        args = _arguments_of_torchrun(rest) if torchrun else None
-        words = own.get("--network")
-        with (
-            wired_run(words, args, folder) if words is not None else nullcontext() as wired,
-            live_rows(folder) if "--live" in own else nullcontext(),
-            held_at_a_prompt(folder) if "--hold" in own else nullcontext() as held,
-        ):
-            order = msgspec.structs.replace(order, gate=held.keeper.address if held is not None else "")
-            os.environ.update(order.environment())
-            status, ended = _python(rest) if args is None else _torchrun(args)
-            if wired is not None:
-                wired.note()
-        _tell(folder, ended, alone=not torchrun)
+        args = _arguments_of_torchrun(rest) if by_torchrun else None
+        status, ended = _run_script(rest, args, own, order)
+        _say_what_was_recorded(folder, ended, alone=not by_torchrun)
     finally:
         for each in made:
             with suppress(OSError):  # It holds a trace.
@@ -89,6 +80,24 @@ def run(arguments: Sequence[str]) -> int:
     if status < 0:
         _die_by(-status)
     return status
+
+
+def _run_script(rest: Sequence[str], args: Any, own: dict[str, str], order: Order) -> tuple[int, dict[int, int]]:
+    """Run the script inside what the options ask for. Return its status, and how processes ended."""
+    folder, wired = Path(order.folder), None
+    with ExitStack() as around:
+        if "--network" in own:
+            wired = around.enter_context(wired_run(own["--network"], args, folder))
+        if "--live" in own:
+            around.enter_context(live_rows(folder))
+        if "--hold" in own:
+            gate = around.enter_context(held_at_a_prompt(folder)).keeper.address
+            order = msgspec.structs.replace(order, gate=gate)
+        os.environ.update(order.environment())
+        status, ended = _python(rest) if args is None else _torchrun(args)
+        if wired is not None:
+            wired.note()
+    return status, ended
 
 
 # Arguments ------------------------------------------------------------------------------------------------------------
@@ -103,24 +112,24 @@ def _take_own_options(arguments: Sequence[str]) -> tuple[dict[str, str], list[st
     """Return our options, which may stand among torchrun's, and the rest, untouched."""
     own: dict[str, str] = {}
     rest = list(arguments)
-    place = 0
-    while place < len(rest) and rest[place].startswith("-") and rest[place] not in (*_MODULE, "--"):
-        name, equals, value = rest[place].partition("=")
+    index = 0
+    while index < len(rest) and rest[index].startswith("-") and rest[index] not in (*_MODULE, "--"):
+        name, equals, value = rest[index].partition("=")
         if name in _ALONE:
             own[name] = ""
-            del rest[place]
+            del rest[index]
         elif name in _WITH_VALUE:
-            if not equals and place + 1 >= len(rest):
+            if not equals and index + 1 >= len(rest):
                 raise WrongArguments(f"dlearn run {name} needs a value; see dlearn run --help.")
-            own[name] = value if equals else rest.pop(place + 1)
-            del rest[place]
+            own[name] = value if equals else rest.pop(index + 1)
+            del rest[index]
         else:
             # An option of torchrun's with a value of its own: that is skipped, too.
-            takes_value = not equals and place + 1 < len(rest) and _takes_value(name)
-            place += 2 if takes_value else 1
-    if rest[place : place + 1] == ["--"]:
-        del rest[place]  # The options end here; so they do without it.
-    if place >= len(rest):
+            takes_value = not equals and index + 1 < len(rest) and _takes_value(name)
+            index += 2 if takes_value else 1
+    if rest[index : index + 1] == ["--"]:
+        del rest[index]  # The options end here; so they do without it.
+    if index >= len(rest):
         raise WrongArguments("dlearn run needs a script, as in dlearn run --nproc-per-node 2 train.py.")
     return own, rest
 
@@ -131,8 +140,8 @@ def _takes_value(name: str) -> bool:
     from torch.distributed.run import get_args_parser
 
     options = get_args_parser()._option_string_actions
-    meant = [options[name]] if name in options else [options[each] for each in options if each.startswith(name)]
-    return any(action.nargs != 0 for action in meant)
+    meant = [name] if name in options else [each for each in options if each.startswith(name)]
+    return any(options[each].nargs != 0 for each in meant)
 
 
 def _arguments_of_torchrun(rest: Sequence[str]) -> Any:
@@ -152,12 +161,14 @@ def _arguments_of_torchrun(rest: Sequence[str]) -> Any:
     return args
 
 
-def _steps(text: str) -> tuple[int, int]:
-    first, colon, last = text.partition(":")
-    if not colon or not first.isdecimal() or not last.isdecimal() or int(first) >= int(last):
-        what = "two numbers, as in --steps 10:12 for the steps 10 and 11"
-        raise WrongArguments(f"dlearn run --steps is {what}, not {text!r}.")
-    return int(first), int(last)
+def _steps(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    first, _, last = text.partition(":")
+    if first.isdecimal() and last.isdecimal() and int(first) < int(last):
+        return int(first), int(last)
+    what = "two numbers, as in --steps 10:12 for the steps 10 and 11"
+    raise WrongArguments(f"dlearn run --steps is {what}, not {text!r}.")
 
 
 def _seconds(text: str) -> float | None:
@@ -189,8 +200,6 @@ def _make(folder: Path) -> list[Path]:
     """Make the folder before the job runs. Return the new folders, the innermost first."""
     try:
         new = [each for each in (folder, *folder.parents) if not each.exists()]
-        if not new and not folder.is_dir():
-            raise WrongArguments(f"{folder} is no folder. Give another --trace.")
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise WrongArguments(f"the folder {folder} cannot be made: {error.strerror}. Give another --trace.") from None
@@ -213,8 +222,7 @@ def _lock(folder: Path) -> None:
 
 def _refuse_old_trace(folder: Path, *, several_hosts: bool) -> None:
     """Raise WrongArguments if the folder holds a trace; on a shared disk, one of this host."""
-    mine = f"{socket.gethostname()}-*.jsonl" if several_hosts else "*.jsonl"
-    for old in folder.glob(mine):
+    for old in folder.glob(f"{socket.gethostname()}-*.jsonl" if several_hosts else "*.jsonl"):
         holds = f"{folder} holds a trace already ({old.name})"
         raise WrongArguments(f"{holds}; nothing is overwritten. Give another --trace.")
 
@@ -224,12 +232,11 @@ def _refuse_old_trace(folder: Path, *, several_hosts: bool) -> None:
 
 def _python(rest: Sequence[str]) -> tuple[int, dict[int, int]]:
     """Run the script as `python script.py` does. Return its exit status, and how its process ended."""
-    module = rest[0] in _MODULE
-    if module and len(rest) < 2:
-        raise WrongArguments("dlearn run -m needs the name of a module.")
-    if not module:
+    if rest[0] in _MODULE:
+        rest = ["-m", *rest[1:]]  # Python does not know the long name.
+    else:
         _check_script(rest[0])
-    child = subprocess.Popen([sys.executable, *(["-m", *rest[1:]] if module else rest)])
+    child = subprocess.Popen([sys.executable, *rest])
 
     def hand_on(number: int, _: Any) -> None:
         if number != signal.SIGINT or not _in_front_of_a_terminal():
@@ -274,24 +281,19 @@ def _torchrun(args: Any) -> tuple[int, dict[int, int]]:
     return 0, {}
 
 
-def _tell(folder: Path, ended: dict[int, int], *, alone: bool) -> None:
-    """Say on stderr what was recorded. Whatever goes wrong here, the script's status counts."""
+def _say_what_was_recorded(folder: Path, ended: dict[int, int], *, alone: bool) -> None:
+    """Note how processes ended, and summarize on stderr. Whatever goes wrong, the status counts."""
     from dlearn.scripts.summary import summary  # What reads traces is not needed before.
 
     try:
-        for pid, how in ended.items():
-            _note_exit(folder, pid, how)
+        for pid, status in ended.items():
+            name = f"{socket.gethostname()}-{pid}"  # A process cannot write how it ended itself.
+            for path in folder.glob(f"{name}*.jsonl"):
+                if path.stem.removeprefix(name)[:1] in ("", "-"):
+                    note_end(path, Exit(status=status))
         print(summary(folder, alone=alone), file=sys.stderr, flush=True)
     except Exception as error:  # A full disk, a folder that has gone.
         print(f"dlearn: what was recorded in {folder} cannot be told: {error}", file=sys.stderr)
-
-
-def _note_exit(folder: Path, pid: int, status: int) -> None:
-    """Add to the file of a process how it ended: it cannot do that itself."""
-    name = f"{socket.gethostname()}-{pid}"
-    for path in folder.glob(f"{name}*.jsonl"):
-        if path.stem.removeprefix(name)[:1] in ("", "-"):
-            note_end(path, Exit(status=status))
 
 
 def _die_by(number: int) -> NoReturn:

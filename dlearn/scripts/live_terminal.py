@@ -22,11 +22,11 @@ _SAVE, _RESTORE, _ALL_SCROLLS = "\0337", "\0338", "\033[r"
 
 @contextmanager
 def live_rows(folder: Path) -> Iterator[None]:
-    """Show them as long as the block lasts."""
+    """Show the rows of the ranks as long as the block lasts."""
     over = threading.Event()
-    look = _at_the_foot if sys.stderr.isatty() else _printed
+    show = _at_the_foot if sys.stderr.isatty() else _printed
     lines = partial(_lines, LiveRows(folder), time.monotonic())
-    thread = threading.Thread(target=look, args=(lines, over), daemon=True, name="dlearn-live")
+    thread = threading.Thread(target=show, args=(lines, over), daemon=True)
     thread.start()
     try:
         yield
@@ -36,24 +36,24 @@ def live_rows(folder: Path) -> Iterator[None]:
 
 
 def _lines(rows: LiveRows, start: float) -> list[str]:
-    told = rows.lines()
-    return [f"dlearn: {time.monotonic() - start:.0f} s", *told] if told else []
+    found = rows.lines()
+    return [f"dlearn: {time.monotonic() - start:.0f} s", *found] if found else []
 
 
 def _printed(lines: Callable[[], list[str]], over: threading.Event) -> None:
     while not over.wait(PRINTED_AGAIN_SECONDS):
-        if told := lines():
-            print("\n".join(told), file=sys.stderr, flush=True)
+        if found := lines():
+            print("\n".join(found), file=sys.stderr, flush=True)
 
 
 def _at_the_foot(lines: Callable[[], list[str]], over: threading.Event) -> None:
     taken = 0
     while not over.wait(AGAIN_SECONDS):
         width, height = os.get_terminal_size(2)
-        told = [line[: width - 1] for line in lines()][: height // 2]
-        told = [""] * (taken - len(told)) + told  # A line that is no longer needed is empty.
-        _write(_room(taken, len(told), height) + _painted(told, height))
-        taken = len(told)
+        shown = [line[: width - 1] for line in lines()][: height // 2]
+        shown = [""] * (taken - len(shown)) + shown  # A line that is no longer needed is empty.
+        _write(_room(taken, len(shown), height) + _painted(shown, height))
+        taken = len(shown)
     if taken:
         _, height = os.get_terminal_size(2)
         _write(_SAVE + "".join(f"\033[{height - n};1H\033[K" for n in range(taken)) + _ALL_SCROLLS + _RESTORE)

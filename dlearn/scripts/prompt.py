@@ -6,11 +6,11 @@ Its commands are lines of the standard input, at whose end the gate is opened fo
 from __future__ import annotations
 
 import os
-import selectors
+import select
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -68,11 +68,13 @@ def held_at_a_prompt(folder: Path) -> Iterator[HeldScript]:
 
 
 def _serve(job: HeldScript, mine: int, over: threading.Event) -> None:
+    prompt = "held> " if os.isatty(mine) else ""
     with job.keeper.changed:
         while not (job.keeper.calls or over.is_set()):
             job.keeper.changed.wait(LOOK_SECONDS)
     if not over.is_set():
         _waiting(job)
+    _say(prompt, end="")
     for line in _lines(mine, over):
         if line.strip() == "free" or over.is_set():
             break
@@ -84,40 +86,26 @@ def _serve(job: HeldScript, mine: int, over: threading.Event) -> None:
             _obey(job, line.split())
         except DlearnError as error:
             _say(f"dlearn: {error}")
+        _say(prompt, end="")
     if not over.is_set():
         _say("dlearn: the gate is open")
     job.free()
 
 
 def _lines(mine: int, over: threading.Event) -> Iterator[str]:
-    """Each line of the input when it is whole, until its end, or that of the job."""
-    unfinished = b""
-    with selectors.DefaultSelector() as selector:
-        try:
-            selector.register(mine, selectors.EVENT_READ)
-            wait: Callable[[], object] = lambda: selector.select(LOOK_SECONDS)  # noqa: E731
-        except PermissionError:  # A file: it is always ready.
-            wait = lambda: True  # noqa: E731
-        _ask(mine)
-        while not over.is_set():
-            if not wait():
-                continue
-            came = os.read(mine, 4096)
-            *whole, unfinished = (unfinished + came).split(b"\n")
+    """Yield each line of the input when it is whole, until its end, or that of the job."""
+    unfinished, more = b"", b"more"
+    while more and not over.is_set():
+        if select.select([mine], (), (), LOOK_SECONDS)[0]:  # A file is always ready.
+            more = os.read(mine, 4096)
+            *whole, unfinished = (unfinished + more).split(b"\n")
             for line in whole:
                 yield line.decode(errors="replace")
-                _ask(mine)
-            if not came:
-                break
     yield unfinished.decode(errors="replace")
 
 
-def _ask(mine: int) -> None:
-    if os.isatty(mine):
-        _say("held> ", end="")
-
-
 def _obey(job: HeldScript, words: list[str]) -> None:
+    """Carry out one command. DlearnError if there is no such one, or it cannot be done."""
     match words:
         case []:
             return
@@ -128,13 +116,10 @@ def _obey(job: HeldScript, words: list[str]) -> None:
         case ["ranks"]:
             rows = [("rank", "now"), *((str(name), now) for name, now in job.ranks.items())]
             _say("\n".join(Table(rows, numbers=0).lines()))
-        case ["step", *count] if _is_count(count):
-            for _ in range(int(count[0]) if count else 1):
-                if (call := job.step(patience=PATIENCE_SECONDS)) is None:
-                    raise DlearnError("all ranks have ended, or the gate is open.")
-                _say(f"let through: {call}")
-        case ["release", rank, *count] if rank.isdecimal() and _is_count(count):
-            job.release(int(rank), int(count[0]) if count else 1, patience=PATIENCE_SECONDS)
+        case ["step", *count]:
+            _step(job, _count(count))
+        case ["release", rank, *count] if rank.isdecimal():
+            job.release(int(rank), _count(count), patience=PATIENCE_SECONDS)
         case ["until", "span", *name] if name:
             _reached(job.run_until(span=" ".join(name), patience=PATIENCE_SECONDS))
         case ["until", op]:
@@ -143,8 +128,19 @@ def _obey(job: HeldScript, words: list[str]) -> None:
             raise DlearnError(f"{' '.join(words)!r} is no command here; help shows them.")
 
 
-def _is_count(words: list[str]) -> bool:
-    return not words or (not words[1:] and len(words[0]) < 10 and words[0].lstrip("0").isdecimal())
+def _count(words: list[str]) -> int:
+    """Return how many calls to let through: 1 where no number is given."""
+    text = " ".join(words or ["1"])
+    if len(text) >= 10 or not text.lstrip("0").isdecimal():
+        raise DlearnError(f"{' '.join(words)!r} is no number of calls; help shows how.")
+    return int(text)
+
+
+def _step(job: HeldScript, count: int) -> None:
+    for _ in range(count):
+        if (call := job.step(patience=PATIENCE_SECONDS)) is None:
+            raise DlearnError("all ranks have ended, or the gate is open.")
+        _say(f"let through: {call}")
 
 
 def _reached(call: object) -> None:

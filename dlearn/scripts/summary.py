@@ -20,7 +20,7 @@ WORTH_SAYING = 0.1
 
 
 def summary(folder: Path, *, alone: bool = True) -> str:
-    """A few lines, for stderr. A script that ran `alone`, without torchrun, may have wanted it."""
+    """Return a few lines for stderr. A script that ran `alone` may have wanted torchrun."""
     if not folder.is_dir() or not any(folder.glob("*.jsonl")):
         nothing = "dlearn: nothing was recorded: no process of this script used torch.distributed."
         wanted = "If it wants to be started by torchrun, say with how many ranks: dlearn run --nproc-per-node 2 ..."

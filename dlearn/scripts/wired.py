@@ -35,8 +35,7 @@ class WiredRun:
 
     def __init__(self, asked: Network, ranks: int, folder: Path) -> None:
         self.network = LiveNetwork(asked, range(ranks))
-        refused = refusal()
-        if refused:
+        if refused := refusal():
             raise SetupError(f"ranks cannot have a network of their own on this machine: {refused}.")
         self._ranks, self._trace = ranks, folder
         self._switch: SwitchProcess | None = None
@@ -62,20 +61,20 @@ class WiredRun:
 
     def note(self) -> None:
         """Write into the ranks' trace files what was carried, and say it on stderr."""
-        told = self.network.latest()
-        if told is None:
+        carried = self.network.latest()
+        if carried is None:
             return
         for pid, sent in zip(self._pids, self.network.sent(), strict=True):
             path = self._trace / f"{socket.gethostname()}-{pid}.jsonl"
             if path.exists():
                 note_end(path, Switched(asked=str(self.network.asked), sent=sent))
-        print(f"dlearn: over {next(told.paragraphs())}", file=sys.stderr)
+        print(f"dlearn: over {next(carried.paragraphs())}", file=sys.stderr)
 
     def _seat_all(self) -> None:
         with suppress(OSError):  # The server is closed: the run is over.
             while True:
                 asking, _ = self._server.accept()
-                with suppress(OSError, ValueError):  # A rank that has ended while it asked. Torchrun will tell.
+                with suppress(OSError, ValueError):  # A rank that has ended: torchrun reports it.
                     self._seat(asking)
 
     def _seat(self, asking: socket.socket) -> None:
@@ -88,7 +87,7 @@ class WiredRun:
             self._connect()
 
     def _connect(self) -> None:
-        """All are there. Where torchrun has started them again, the switch of those before goes."""
+        """Connect all ranks. If torchrun has restarted them, end the switch of those before."""
         if self._switch is not None:
             self.note()
             self._switch.close()

@@ -82,7 +82,7 @@ def take_seat(seats: str) -> None:
 
 
 def is_rank() -> bool:
-    """What the launcher itself has started as a rank; a rank's own children are in its network already."""
+    """Return whether the launcher has started this process: a rank's children have its network."""
     return "RANK" in os.environ and os.getppid() == json.loads(os.environ["DLEARN_RUN"])["launcher"]
 
 
