@@ -28,9 +28,8 @@ from dlearn.errors import Interrupted, SetupError
 from dlearn.events.job_facts import Exit, Stopped, Switched
 from dlearn.events.options import Measure, Options
 from dlearn.events.writer import file_of_rank, note_end
-from dlearn.live.keeper import Keeper
+from dlearn.live.keeper import Hold, Keeper
 from dlearn.live.live_display import LiveDisplay
-from dlearn.live.schedule import Hold
 from dlearn.network.link import Link
 from dlearn.network.live import LiveNetwork
 from dlearn.network.namespace import DEVICE, NotPermitted

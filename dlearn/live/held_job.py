@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from dlearn.analysis.hanging.hang_words import call_text, tell
 from dlearn.analysis.hanging.stuck import exit_text, hangs, inside
 from dlearn.errors import DlearnError, TraceError
-from dlearn.live.keeper import Keeper
+from dlearn.live.keeper import HeldCall, Keeper, Name, Passed
 from dlearn.live.live_rows import waits_for_a_call
-from dlearn.live.schedule import HeldCall, Name, Passed
-from dlearn.live.settling import QUIET_SECONDS, settle
 from dlearn.shown import Paragraph, Shown, Table
 from dlearn.trace import Trace
 
 PATIENCE_SECONDS = 10.0  # For ranks that compute, once another waits at the gate; and for a transfer.
+QUIET_SECONDS = 0.5  # In which nothing happens, before a rank inside a call is believed.
+ACTIVE_SHARE = 0.2  # Of that time: a rank whose threads run longer is on its way out of its call.
+LOCKED_SECONDS = 5.0  # After which a function that runs for another rank is taken to wait at a lock.
+TELL_SECONDS = 2.0  # After which it is said which ranks are waited for.
 
+Activity = dict[str, Any]  # As dlearn/hooks/gate.py has it.
+_numbers = itertools.count(1)
 
 Choice = Callable[[list[HeldCall]], HeldCall | None]
-Came = Callable[[], object] | None
 
 
 class WaitingCalls(Shown, tuple[HeldCall, ...]):
@@ -133,7 +140,7 @@ class HeldJob:
 
         A rank that starts or computes is waited for, with `patience` for so many seconds. DlearnError if no call comes.
         """
-        call = self._let_through(lambda calls: next(iter(calls), None), patience)
+        call = self._let_through(patience)
         if call is None and not self.keeper.over:
             raise self._nothing_came("any rank")
         return call
@@ -144,14 +151,12 @@ class HeldJob:
         if count < 1:
             raise DlearnError(f"count is how many calls to let through: 1 or more, not {count!r}.")
         for _ in range(count):
-            if self._let_through(lambda calls: next((c for c in calls if c.rank == rank), None), patience) is None:
+            if self._let_through(patience, rank) is None:
                 raise self._nothing_came(f"rank {rank}")
 
     def let_through_now(self, rank: Name | None = None) -> HeldCall | None:
         """Let the first call that waits (of this rank) through; None if none waits."""
-        return self.keeper.let_through(
-            lambda calls: next((call for call in calls if rank is None or call.rank == rank), None)
-        )
+        return self.keeper.let_through(partial(_first, rank=rank))
 
     def run_until(
         self,
@@ -171,9 +176,9 @@ class HeldJob:
             return asked and span in (None, *call.spans)
 
         def passes(calls: list[HeldCall]) -> HeldCall | None:
-            return None if any(map(is_it, calls)) else next(iter(calls), None)
+            return None if any(map(is_it, calls)) else _first(calls)
 
-        while self._let_through(passes, patience, lambda: self.keeper.calls) is not None:
+        while self._let_through(patience, choose=passes) is not None:
             pass
         found = next(filter(is_it, self.keeper.calls), None)
         if found is None and not self.keeper.over:
@@ -185,11 +190,13 @@ class HeldJob:
         self.keeper.free()
         return self
 
-    def _let_through(self, choose: Choice, patience: float | None, came: Came = None) -> HeldCall | None:
-        """Let the call through that `choose` picks, once it picks one (or `came`); None if none of that comes."""
-        has_come = came or (lambda: choose(self.keeper.calls))
-        self._settle(lambda seconds: has_come() or (patience is not None and seconds >= patience))
-        return self.keeper.let_through(choose)
+    def _let_through(
+        self, patience: float | None, rank: Name | None = None, choose: Choice | None = None
+    ) -> HeldCall | None:
+        """Let the first call (of this rank) through once it waits, or the one that `choose` picks then."""
+        of_rank = partial(_first, rank=rank)
+        self._settle(lambda seconds: of_rank(self.keeper.calls) or (patience is not None and seconds >= patience))
+        return self.keeper.let_through(choose or of_rank)
 
     def _settle(self, enough: Callable[[float], object]) -> None:
         """Wait until no rank can come to the gate by itself: also those do that are inside of what can still end."""
@@ -224,8 +231,17 @@ class HeldJob:
             return "it was opened for good"
         if self.keeper.over:
             return "all ranks have ended"
-        each = (f"rank {name} {now}" if isinstance(name, int) else f"{name} {now}" for name, now in self.ranks.items())
+        each = (f"{_rank_text(name)} {now}" for name, now in self.ranks.items())
         return self.hang or "; ".join(each) or "no rank has come yet"
+
+
+def _first(calls: list[HeldCall], rank: Name | None = None) -> HeldCall | None:
+    """Return the call that waits longest, of this rank if one is given; None if none waits."""
+    return next((call for call in calls if rank in (None, call.rank)), None)
+
+
+def _rank_text(name: Name) -> str:
+    return f"rank {name}" if isinstance(name, int) else name
 
 
 def _rpc_texts(trace: Trace) -> dict[int, str]:
@@ -239,3 +255,67 @@ def _rpc_texts(trace: Trace) -> dict[int, str]:
             request = f"in rpc_sync {each.call.function}(){line}"
             texts[each.src] = f"waits for {trace.label(each.dst)} {request}"
     return texts
+
+
+# When no rank will come to the gate by itself -------------------------------------------------------------------------
+
+
+def settle(keeper: Keeper, enough: Callable[[float], object]) -> frozenset[Name] | None:
+    """Wait until each rank waits at the gate, has ended, or is inside a call; return those that are inside.
+
+    None as soon as `enough`, asked with the seconds that have passed, says so, or when there is trouble.
+    """
+    began = changed = time.monotonic()
+    said, last = False, keeper.changes
+
+    def is_over() -> bool:
+        return bool(enough(time.monotonic() - began) or keeper.trouble)
+
+    while not is_over():
+        if keeper.all_wait():
+            return frozenset()
+        seen = keeper.changes
+        before = _ask(keeper, is_over)
+        _wait_for_quiet(keeper, seen, is_over)
+        after = _ask(keeper, is_over)
+        if seen != last:
+            changed, last = time.monotonic(), seen
+        with keeper.changed:
+            # With something at the gate, it may be what the function waits for.
+            locked = bool(keeper.calls) or time.monotonic() - changed >= LOCKED_SECONDS
+            here = keeper.ended | {call.rank for call in keeper.calls}
+            others = [name for name in keeper.names if name not in here]
+            busy = [name for name in others if _may_come(before.get(name), after.get(name), locked)]
+            if threading.get_ident() not in keeper.judged:  # Else a condition wants to know this.
+                busy += [call.rank for call in dict(keeper.judged).values()]
+            if keeper.changes == seen and keeper.names and not busy and not is_over():
+                return frozenset(keeper.names) - here
+        if busy and not said and time.monotonic() - began >= TELL_SECONDS:
+            who = ", ".join(map(_rank_text, busy))
+            told = f"dlearn: waiting until {who} calls something (an interrupt ends this wait only)"
+            print(told, file=sys.stderr, flush=True)
+            said = True
+    return None
+
+
+def _wait_for_quiet(keeper: Keeper, seen: int, is_over: Callable[[], bool]) -> None:
+    with keeper.changed:
+        keeper.changed.wait_for(lambda: keeper.changes != seen or is_over(), QUIET_SECONDS)
+
+
+def _ask(keeper: Keeper, is_over: Callable[[], bool]) -> dict[Name, Activity]:
+    """Ask each rank what it does. One that has not answered in time computes, and lets no thread in."""
+    number = next(_numbers)
+    with keeper.changed:
+        answers = keeper.answers[number] = {}
+        asked = keeper.ask(number)
+        keeper.changed.wait_for(lambda: is_over() or asked <= answers.keys() | keeper.ended, QUIET_SECONDS)
+        return keeper.answers.pop(number)
+
+
+def _may_come(before: Activity | None, after: Activity | None, locked: bool) -> bool:
+    if before is None or after is None:
+        return True
+    active_ns = after["active_ns"] - before["active_ns"]
+    serves = after["serves"] and not locked
+    return bool(after["computes"] or serves or active_ns > ACTIVE_SHARE * QUIET_SECONDS * 1e9)

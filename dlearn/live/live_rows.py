@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,29 +29,17 @@ _LONGEST_NAME = 12
 
 @dataclass(frozen=True)
 class Row:
-    """What a rank does, and its last ten seconds: a letter for each, and the payload given to calls."""
+    """What a rank does now, and its last ten seconds: a letter for each, and the payload given to calls."""
 
-    rank: int
     name: str
     lane: str
     bytes_per_second: float | None
-    step: str
-    doing: str
-    site: str = ""
+    now: str
 
     @property
     def rate(self) -> str:
+        """Return "1.51 MB/s"; "" before the first call."""
         return "" if self.bytes_per_second is None else f"{size_text(round(self.bytes_per_second))}/s"
-
-    @property
-    def now(self) -> str:
-        step = f"{self.step}: " if self.step else ""
-        return printable(f"{step}{self.doing}" + f" ({self.site})" * bool(self.site))
-
-    def line(self, widest: int) -> str:
-        """Return the row as text, with so much room for the name."""
-        name = f"{self.name:{widest}.{widest}}"
-        return f"{name}  {self.lane}  {self.rate:>9}  {self.now}"[:WIDTH]
 
 
 class LiveRows:
@@ -67,7 +55,9 @@ class LiveRows:
     def rows(self) -> list[Row]:
         """Read on, and return a row for each rank."""
         try:
-            self._find()
+            for path in self._folder.glob("*.jsonl"):
+                if path not in self._files and (new := Follower.of(path, len(self._files))) is not None:
+                    self._files[path] = new
             for follower in self._files.values():
                 follower.catch_up()
         except OSError:  # The folder has just been tidied away, or is not there yet.
@@ -79,53 +69,57 @@ class LiveRows:
         """Return the first rows as text, at most 80 columns wide, and the sentence of a hang."""
         rows = self.rows()
         widest = min(max((len(row.name) for row in rows[:MOST_ROWS]), default=0), _LONGEST_NAME)
-        told = [row.line(widest) for row in rows[:MOST_ROWS]]
-        told += [f"and {len(rows) - MOST_ROWS} more ranks"] * (len(rows) > MOST_ROWS)
+        lines = []
+        for row in rows[:MOST_ROWS]:
+            name = f"{row.name:{widest}.{widest}}"
+            lines.append(f"{name}  {row.lane}  {row.rate:>9}  {row.now}"[:WIDTH])
+        if len(rows) > MOST_ROWS:
+            lines.append(f"and {len(rows) - MOST_ROWS} more ranks")
         for sentence in self.hang.splitlines():
-            told += textwrap.wrap(printable(sentence), WIDTH)
-        return told
+            lines += textwrap.wrap(printable(sentence), WIDTH)
+        return lines
 
     def table(self) -> Table:
         """Return all rows, for a page."""
         head = ("rank", "last 10 s", "payload", "now")
         return Table([head, *((row.name, row.lane, row.rate, row.now) for row in self.rows())], names=2, numbers=1)
 
-    def _find(self) -> None:
-        for path in self._folder.glob("*.jsonl"):
-            if path not in self._files and (new := Follower.of(path, len(self._files))) is not None:
-                self._files[path] = new
-
     def _name(self, rank: int) -> str:
         return self._names[rank] if rank < len(self._names) else f"rank {rank}"
 
     def _row(self, rank: Follower) -> Row:
         now_ns = time.monotonic_ns()
-        call = min(rank.open.values(), key=lambda each: each.start_ns, default=None)
-        late = list(self._late(rank, call)) if isinstance(call, Collective) else []
-        for_s = (now_ns - (call.start_ns if call is not None else rank.last_ns)) / 1e9
-        site = ""
-        if rank.ended or rank.is_gone:
-            doing = "has ended" if rank.ended else "gone"
-        elif call is None:
-            doing = "computes" + f" for {for_s:.1f} s" * (bool(rank.last_ns) and for_s >= WAITS_SECONDS)
-        else:
-            site = call.site
-            if late and for_s >= WAITS_SECONDS:
-                rank.waits_since(call.start_ns, now_ns)
-                names = ", ".join(self._name(each) for each in late[:3]) + ", ..." * (len(late) > 3)
-                doing = f"waits {for_s:.1f} s for {names} in {_what(call)}"
-            else:
-                doing = f"in {_what(call)}" + f" for {for_s:.1f} s" * (for_s >= WAITS_SECONDS)
-        step = next((each.name for each in reversed(rank.spans.values())), "")
+        now = self._doing(rank, now_ns)
+        for span in [*rank.spans.values()][-1:]:
+            now = f"{span.name}: {now}"
         lane = rank.lane(now_ns)
-        return Row(rank.rank, self._name(rank.rank), lane, rank.bytes_per_second(now_ns), step, doing, site)
+        return Row(self._name(rank.rank), lane, rank.bytes_per_second(now_ns), printable(now))
 
-    def _late(self, rank: Follower, call: Collective) -> Iterator[int]:
+    def _doing(self, rank: Follower, now_ns: int) -> str:
+        """Say what a rank does, and since when if that is long."""
+        if rank.ended or rank.is_gone:
+            return "has ended" if rank.ended else "gone"
+        call = min(rank.open.values(), key=lambda each: each.start_ns, default=None)
+        since_ns = rank.last_ns if call is None else call.start_ns
+        seconds = (now_ns - since_ns) / 1e9
+        for_long = f" for {seconds:.1f} s" if since_ns and seconds >= WAITS_SECONDS else ""
+        if call is None:
+            return f"computes{for_long}"
+        site = f" ({call.site})" if call.site else ""
+        late = self._late(rank, call) if for_long and isinstance(call, Collective) else []
+        if not late:
+            return f"in {_what(call)}{for_long}{site}"
+        rank.waits_since(call.start_ns, now_ns)
+        names = ", ".join(map(self._name, late[:3])) + ", ..." * (len(late) > 3)
+        return f"waits {seconds:.1f} s for {names} in {_what(call)}{site}"
+
+    def _late(self, rank: Follower, call: Collective) -> list[int]:
         """Return the members of its group that have not come as far; ranks of which nothing is known are left out."""
-        members = rank.groups.get(call.group, ())
+        members, late = rank.groups.get(call.group, ()), []
         for other in self._files.values():
             if other.rank in members and other.reached.get(call.group, call.seq if other.skipped else 0) < call.seq:
-                yield other.rank
+                late.append(other.rank)
+        return late
 
     def _ask_who_hangs(self) -> None:
         """Read the whole trace once for each set of calls that last too long: it says for whom they wait, and why."""
