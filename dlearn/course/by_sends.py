@@ -5,15 +5,16 @@ Each `drive_...` runs on every rank and returns what the criteria compare; all d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from math import ceil, log2
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from dlearn.analysis import assert_reduces, assert_traffic, traffic
+from dlearn.analysis import assert_reduces, traffic
 from dlearn.course.attempt import ITEMS, Attempt, numbers, submitted
-from dlearn.course.criteria import assert_one_device, assert_rounds, fresh, only_sends, ring_bytes
+from dlearn.course.criteria import assert_one_device, assert_rounds, fresh, only_sends, ring_bytes, sends
 from dlearn.course.exercise import Exercise
 from dlearn.errors import TrafficError
 
@@ -31,10 +32,6 @@ def drive_token(pass_on: Callable[[torch.Tensor], None], seed: int) -> torch.Ten
     return mine
 
 
-def _once_round(tried: Attempt) -> None:
-    assert_traffic(tried.trace, op="send", bytes_per_rank=_token_length(tried.seed) * 8, pattern="ring")
-
-
 def _blocking(tried: Attempt) -> None:
     """Raise TrafficError if a call begins before the one before it has ended, as after `isend`."""
     for rank in range(tried.ranks):
@@ -48,13 +45,13 @@ def _blocking(tried: Attempt) -> None:
 
 
 def _token_sum(tried: Attempt) -> None:
-    _assert_sum(tried, ranks=[0], items=_token_length(tried.seed))
+    _assert_sum(tried, {0: tried.results[0]}, items=_token_length(tried.seed))
 
 
-def _assert_sum(tried: Attempt, *, ranks: Iterable[int], items: int) -> None:
+def _assert_sum(tried: Attempt, results: Mapping[int, Any], *, items: int) -> None:
     every = [numbers(items, tried.seed, rank) for rank in range(tried.ranks)]
     assert_one_device(
-        {rank: tried.results[rank] for rank in ranks},
+        results,
         torch.stack(every).sum(0),
         ranks=tried.ranks,
         called="the sum of all tensors",
@@ -62,6 +59,7 @@ def _assert_sum(tried: Attempt, *, ranks: Iterable[int], items: int) -> None:
     )
 
 
+_once_round = sends(lambda tried: _token_length(tried.seed) * 8)
 _TOKEN = {"traffic": _once_round, "sends": only_sends, "blocking": _blocking, "result": _token_sum}
 TOKEN = Exercise("token", drive_token, _TOKEN)
 
@@ -76,17 +74,14 @@ def drive_ring(all_reduce: Callable[[torch.Tensor], None], seed: int) -> torch.T
 
 
 def _every_sum(tried: Attempt) -> None:
-    _assert_sum(tried, ranks=range(tried.ranks), items=ITEMS)
-
-
-def _ring_traffic(tried: Attempt) -> None:
-    assert_traffic(tried.trace, op="send", bytes_per_rank=ring_bytes(tried.ranks, ITEMS), pattern="ring")
+    _assert_sum(tried, tried.results, items=ITEMS)
 
 
 def _ring_reduces(tried: Attempt) -> None:
     assert_reduces(tried.trace, op="send")
 
 
+_ring_traffic = sends(lambda tried: ring_bytes(tried.ranks, ITEMS))
 _RING = {"traffic": _ring_traffic, "sends": only_sends, "fresh": fresh, "reduces": _ring_reduces}
 RING = Exercise("ring", drive_ring, {**_RING, "result": _every_sum})
 

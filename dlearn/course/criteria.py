@@ -11,11 +11,14 @@ from typing import Any
 import torch
 
 from dlearn.analysis import assert_fresh, assert_traffic
+from dlearn.analysis.checks.grading import Pattern
 from dlearn.course.attempt import Attempt, ResultError
 from dlearn.errors import TrafficError
 from dlearn.join.message_evidence import messages
 from dlearn.trace import Trace
 
+Criterion = Callable[[Attempt], None]
+"""Raises a DlearnError where the attempt is wrong."""
 TOLERANCE = 1e-9
 """Largest difference, in float64, that a different order of adding may make."""
 AVERAGING = ("all_reduce", "reduce_scatter_single", "reduce_scatter", "all_gather_single", "all_gather")
@@ -27,10 +30,22 @@ def ring_bytes(ranks: int, items: int) -> float:
     return 2 * (ranks - 1) / ranks * items * 8
 
 
-def averages(tried: Attempt, *, times: int, items: int) -> None:
-    """Raise TrafficError unless each rank sends the bytes of `times` ring all-reduces of `items` float64."""
-    wanted = times * ring_bytes(tried.ranks, items)
-    assert_traffic(tried.trace, op=AVERAGING, bytes_per_rank=wanted, pattern="ring")
+BytesOf = Callable[[Attempt], float | Mapping[int, float]]
+"""The bytes that each rank has to send, or all of them."""
+
+
+def sends(bytes_of: BytesOf, *, op: str | tuple[str, ...] = "send", pattern: Pattern | None = "ring") -> Criterion:
+    """Return the criterion that the ranks send these bytes in calls of `op`, to whom `pattern` says."""
+
+    def criterion(tried: Attempt) -> None:
+        assert_traffic(tried.trace, op=op, bytes_per_rank=bytes_of(tried), pattern=pattern)
+
+    return criterion
+
+
+def averages(times: int, items: int) -> Criterion:
+    """Return the criterion that each rank sends the bytes of `times` ring all-reduces of `items` float64."""
+    return sends(lambda tried: times * ring_bytes(tried.ranks, items), op=AVERAGING)
 
 
 def fresh(tried: Attempt) -> None:

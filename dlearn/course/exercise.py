@@ -10,15 +10,14 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-from dlearn.course.attempt import Attempt, Drive, attempt
+from dlearn.course.attempt import Drive, attempt
+from dlearn.course.criteria import Criterion
 from dlearn.errors import DlearnError, RankError
 from dlearn.shown import Shown
 
 TASKS = files("dlearn.course") / "tasks.toml"
 SECONDS = 20.0
 """Limit for one run: a submission that takes longer hangs."""
-Criterion = Callable[[Attempt], None]
-"""Raises a DlearnError where the attempt is wrong."""
 
 
 @dataclass(frozen=True)

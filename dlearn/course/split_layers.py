@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from dlearn.analysis import assert_traffic, traffic
+from dlearn.analysis import traffic
 from dlearn.course.attempt import Attempt, ResultError, numbers, submitted
-from dlearn.course.criteria import AVERAGING, assert_one_device, averages, fresh, only_sends
+from dlearn.course.criteria import AVERAGING, assert_one_device, averages, fresh, only_sends, sends
 from dlearn.course.exercise import Exercise
 from dlearn.errors import TrafficError
 
@@ -57,8 +56,8 @@ def _cut_equal(tried: Attempt) -> None:
             assert_one_device({rank: found}, whole, ranks=n)
 
 
-_cut_traffic = partial(averages, times=2, items=IMAGES * INPUTS)
-COLUMN_ROW = Exercise("column_row", drive_column_row, {"traffic": _cut_traffic, "result": _cut_equal})
+_IN_HALVES = {"traffic": averages(times=2, items=IMAGES * INPUTS), "result": _cut_equal}
+COLUMN_ROW = Exercise("column_row", drive_column_row, _IN_HALVES)
 
 # Layers in shards -----------------------------------------------------------------------------------------------------
 
@@ -113,9 +112,8 @@ def drive_fsdp(step: Callable[..., Any], seed: int) -> tuple[Any, int]:
     return gradients, layer.most_held
 
 
-def _fsdp_traffic(tried: Attempt) -> None:
-    share = (tried.ranks - 1) / tried.ranks * _width(tried.seed) ** 2 * 8
-    assert_traffic(tried.trace, op=AVERAGING, bytes_per_rank=3 * LAYERS * share, pattern="ring")
+def _fsdp_bytes(tried: Attempt) -> float:
+    return 3 * LAYERS * (tried.ranks - 1) / tried.ranks * _width(tried.seed) ** 2 * 8
 
 
 def _held(tried: Attempt) -> None:
@@ -144,7 +142,8 @@ def _fsdp_equal(tried: Attempt) -> None:
             assert_one_device({rank: found}, whole.grad.flatten().chunk(tried.ranks)[rank], ranks=tried.ranks)
 
 
-FSDP = Exercise("fsdp_by_hand", drive_fsdp, {"traffic": _fsdp_traffic, "held": _held, "result": _fsdp_equal})
+_IN_SHARDS = {"traffic": sends(_fsdp_bytes, op=AVERAGING), "held": _held, "result": _fsdp_equal}
+FSDP = Exercise("fsdp_by_hand", drive_fsdp, _IN_SHARDS)
 
 # Attention over blocks of a sequence ----------------------------------------------------------------------------------
 
@@ -168,11 +167,6 @@ def drive_attention(attention: Callable[..., torch.Tensor], seed: int) -> torch.
         return attention(*mine)
 
 
-def _attention_traffic(tried: Attempt) -> None:
-    each = 2 * _block(tried.seed) * HEAD * 8
-    assert_traffic(tried.trace, op="send", bytes_per_rank=(tried.ranks - 1) * each, pattern="ring")
-
-
 def _attention_equal(tried: Attempt) -> None:
     every = [_qkv(tried.seed, rank) for rank in range(tried.ranks)]
     keys, values = (torch.cat([each[part] for each in every]) for part in (1, 2))
@@ -181,7 +175,8 @@ def _attention_equal(tried: Attempt) -> None:
         assert_one_device({rank: found}, expected)
 
 
-_ATTENTION = {"traffic": _attention_traffic, "sends": only_sends, "fresh": fresh}
+_blocks = sends(lambda tried: (tried.ranks - 1) * 2 * _block(tried.seed) * HEAD * 8)
+_ATTENTION = {"traffic": _blocks, "sends": only_sends, "fresh": fresh}
 ATTENTION = Exercise("ring_attention", drive_attention, {**_ATTENTION, "result": _attention_equal})
 
 # Tokens that travel to their expert -----------------------------------------------------------------------------------
@@ -288,11 +283,10 @@ def drive_stages(pipeline: Callable[..., None], seed: int) -> tuple[torch.Tensor
     return stage.weight.grad, stage.most_kept
 
 
-def _stage_traffic(tried: Attempt) -> None:
+def _stage_bytes(tried: Attempt) -> dict[int, float]:
     once = MICRO_BATCHES * _y_length(tried.seed) * 8
     ends = (0, tried.ranks - 1)
-    wanted = {rank: once if rank in ends else 2 * once for rank in range(tried.ranks)}
-    assert_traffic(tried.trace, op="send", bytes_per_rank=wanted)
+    return {rank: once if rank in ends else 2 * once for rank in range(tried.ranks)}
 
 
 def _kept(tried: Attempt) -> None:
@@ -318,4 +312,5 @@ def _stage_equal(tried: Attempt) -> None:
         assert_one_device({rank: found}, gradient)
 
 
-ONE_F_ONE_B = Exercise("one_f_one_b", drive_stages, {"traffic": _stage_traffic, "kept": _kept, "result": _stage_equal})
+_IN_STAGES = {"traffic": sends(_stage_bytes, pattern=None), "kept": _kept, "result": _stage_equal}
+ONE_F_ONE_B = Exercise("one_f_one_b", drive_stages, _IN_STAGES)

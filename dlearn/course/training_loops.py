@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -11,11 +10,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dlearn.analysis import assert_traffic, traffic
+from dlearn.analysis import traffic
 from dlearn.analysis.checks.grading import units
 from dlearn.course.attempt import ITEMS, Attempt, ResultError, numbers, submitted
-from dlearn.course.criteria import AVERAGING, Mistakes, assert_one_device, averages, fresh, only_sends
-from dlearn.course.exercise import Criterion, Exercise
+from dlearn.course.criteria import AVERAGING, Mistakes, assert_one_device, averages, fresh, only_sends, sends
+from dlearn.course.exercise import Exercise
 from dlearn.errors import TrafficError
 
 STEPS, RATE, MOMENTUM = 3, 0.1, 0.9
@@ -135,18 +134,14 @@ def _few_calls(tried: Attempt) -> None:
         )
 
 
-_ddp_traffic = partial(averages, times=STEPS, items=MODEL_ITEMS)
-DDP = Exercise("ddp_by_hand", drive_ddp, {"traffic": _ddp_traffic, "calls": _few_calls, "result": _ddp_equal})
+_STEPS = {"traffic": averages(STEPS, MODEL_ITEMS), "calls": _few_calls, "result": _ddp_equal}
+DDP = Exercise("ddp_by_hand", drive_ddp, _STEPS)
 
 # Gradient accumulation ------------------------------------------------------------------------------------------------
 
 MICRO_BATCHES, EVERY = 5, 2
-"""Groups of 2, 2 and 1."""
-
-
-def _groups() -> Iterator[range]:
-    for begin in range(0, MICRO_BATCHES, EVERY):
-        yield range(begin, min(begin + EVERY, MICRO_BATCHES))
+GROUPS = (range(2), range(2, 4), range(4, 5))
+"""Of micro-batches, after each of which there is a step: the last one is smaller."""
 
 
 def drive_accumulation(train: Callable[..., None], seed: int) -> torch.Tensor:
@@ -159,11 +154,10 @@ def drive_accumulation(train: Callable[..., None], seed: int) -> torch.Tensor:
 
 def _accumulation_equal(tried: Attempt) -> None:
     _same_everywhere(tried)
-    assert_one_device(tried.results, _one_device(tried, _groups(), _sgd))
+    assert_one_device(tried.results, _one_device(tried, GROUPS, _sgd))
 
 
-_group_traffic = partial(averages, times=len(list(_groups())), items=MODEL_ITEMS)
-_IN_GROUPS: dict[str, Criterion] = {"traffic": _group_traffic, "result": _accumulation_equal}
+_IN_GROUPS = {"traffic": averages(len(GROUPS), MODEL_ITEMS), "result": _accumulation_equal}
 ACCUMULATION = Exercise("accumulation", drive_accumulation, _IN_GROUPS)
 
 # A parameter server ---------------------------------------------------------------------------------------------------
@@ -185,22 +179,28 @@ def drive_server(train: Callable[..., None], seed: int) -> torch.Tensor:
     return parameters
 
 
-def _server_traffic(tried: Attempt) -> None:
+def _server_bytes(tried: Attempt) -> dict[int, float]:
     size = STEPS * ITEMS * 8
-    wanted = {rank: size if rank else (tried.ranks - 1) * size for rank in range(tried.ranks)}
-    assert_traffic(tried.trace, op="send", bytes_per_rank=wanted, pattern="star")
+    return {rank: size if rank else (tried.ranks - 1) * size for rank in range(tried.ranks)}
+
+
+def _trained(seed: int, workers: range, momentum: float = 0.0) -> torch.Tensor:
+    """Return the parameters after the steps of one device with the data of these workers."""
+    parameters, velocity = numbers(ITEMS, seed, 0), torch.zeros(ITEMS, dtype=torch.float64)
+    for step in range(STEPS):
+        gradients = [_gradient_of(seed, worker)(parameters, step) for worker in workers]
+        velocity = momentum * velocity + torch.stack(gradients).mean(0)
+        parameters = parameters - RATE * velocity
+    return parameters
 
 
 def _server_equal(tried: Attempt) -> None:
-    parameters = numbers(ITEMS, tried.seed, 0)
-    workers = [_gradient_of(tried.seed, worker) for worker in range(1, tried.ranks)]
-    for step in range(STEPS):
-        gradients = [gradient_of(parameters, step) for gradient_of in workers]
-        parameters = parameters - RATE * torch.stack(gradients).mean(0)
-    assert_one_device({0: tried.results[0]}, parameters, ranks=tried.ranks - 1)
+    workers = range(1, tried.ranks)
+    assert_one_device({0: tried.results[0]}, _trained(tried.seed, workers), ranks=len(workers))
 
 
-_SERVED = {"traffic": _server_traffic, "sends": only_sends, "fresh": fresh, "result": _server_equal}
+_SERVED = {"traffic": sends(_server_bytes, pattern="star"), "sends": only_sends}
+_SERVED |= {"fresh": fresh, "result": _server_equal}
 SERVER = Exercise("parameter_server", drive_server, _SERVED, ranks=(3, 4))
 
 # A sharded optimizer --------------------------------------------------------------------------------------------------
@@ -225,17 +225,11 @@ def _sharded_state(tried: Attempt) -> None:
 
 
 def _sharded_equal(tried: Attempt) -> None:
-    parameters, momentum = numbers(ITEMS, tried.seed, 0), torch.zeros(ITEMS, dtype=torch.float64)
-    workers = [_gradient_of(tried.seed, rank) for rank in range(tried.ranks)]
-    for step in range(STEPS):
-        gradients = [gradient_of(parameters, step) for gradient_of in workers]
-        momentum = MOMENTUM * momentum + torch.stack(gradients).mean(0)
-        parameters = parameters - RATE * momentum
-    assert_one_device({rank: found for rank, (found, _) in tried.results.items()}, parameters)
+    found = {rank: parameters for rank, (parameters, _) in tried.results.items()}
+    assert_one_device(found, _trained(tried.seed, range(tried.ranks), MOMENTUM))
 
 
-_shard_traffic = partial(averages, times=STEPS, items=ITEMS)
-_IN_SHARDS: dict[str, Criterion] = {"traffic": _shard_traffic, "state": _sharded_state, "result": _sharded_equal}
+_IN_SHARDS = {"traffic": averages(STEPS, ITEMS), "state": _sharded_state, "result": _sharded_equal}
 SHARDED = Exercise("sharded_optimizer", drive_sharded, _IN_SHARDS)
 
 # A communication hook that sends the largest numbers only -------------------------------------------------------------

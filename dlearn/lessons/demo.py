@@ -5,6 +5,7 @@ Only the ranks load torch (training.py); this process reads what they recorded.
 
 from __future__ import annotations
 
+import html
 import shutil
 from collections.abc import Callable
 from functools import partial
@@ -94,10 +95,42 @@ def write(folder: Path, trace: Trace, explanation: Explanation) -> None:
 
 def write_page(folder: Path, trace: Trace, explanation: Explanation, served: Trace, found: Iteration) -> None:
     """Write one page that needs nothing else: both jobs to step through, and what happened in words."""
-    from dlearn.lessons.demo_page import page
+    from dlearn import play  # matplotlib takes a moment
+    from dlearn.play.page import page
 
-    step, mine = trace.within(explanation.part), of_one_trainer(found)
-    (folder / PAGE).write_text(page(trace, step, explanation, served, mine, surprise(found)), encoding="utf-8")
+    step = trace.within(explanation.part)
+    served_played = play.player(served, messages=of_one_trainer(found), title=surprise(found))
+    parts = (
+        ("A step of DistributedDataParallel, message by message", play.player(step).snippet),
+        ("All of the training; the stage above goes to what you choose of its step", play.strip(trace).snippet),
+        ("In words", explanation._repr_html_()),
+        (surprise(found), served_played.snippet),
+        ("Go on", _GO_ON),
+    )
+    body = f'<style>{_STYLE}</style><p class="title">What a real job sends</p><p>{_FIRST}</p>'
+    for title, content in parts:
+        body += f"<section><h2>{html.escape(title)}</h2>{content}</section>"
+    (folder / PAGE).write_text(page("dlearn: what a real job sends", body), encoding="utf-8")
+
+
+_STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
+main > .title { font-size: 2rem; font-weight: 700; }
+section { margin-top: 3rem; }
+img { max-width: 100%; }
+table { border-collapse: collapse; }
+td, th { padding: 0.1rem 0.6rem; }
+code { overflow-wrap: anywhere; }
+"""
+_FIRST = (
+    "Recorded just now on this machine: three ranks that train a small ConvNet on handwritten digits, and the same"
+    " net on a parameter server. Nothing here was drawn by hand. Press the arrow keys in a picture to go on."
+)
+_GO_ON = (
+    "<p>In a notebook: <code>from dlearn import Trace, draw, explain; trace = Trace.load('trace')</code>, then"
+    " <code>explain(trace)</code> or <code>draw.timeline(trace.within('step 3'))</code>. Of a script of your own,"
+    " without changing it: <code>dlearn run train.py</code>.</p>"
+)
 
 
 def surprise(found: Iteration) -> str:

@@ -12,11 +12,18 @@ import weakref
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+
 from dlearn.analysis import iteration, reconcile
+from dlearn.analysis.findings import size_text
 from dlearn.cluster import Cluster
+from dlearn.draw import canvas
+from dlearn.draw.palette import COUNTED, INK, LINES, look
+from dlearn.draw.save import closed_after, png_of
+from dlearn.draw.text import TEXT_PT, text_width
 from dlearn.errors import DlearnError, SetupError, optional
 from dlearn.lessons import split
-from dlearn.lessons.byte_bars import Bars, png
 from dlearn.lessons.split import Size
 from dlearn.trace import Trace
 
@@ -107,10 +114,10 @@ class Knobs:
         wrapped = ipywidgets.Layout(flex_flow="row wrap")
         above = ipywidgets.Box([*self.sliders.values()], layout=wrapped)
         self.widget: VBox = ipywidgets.VBox([above, self.said, self.picture])
-        mine = weakref.ref(self)
         # The sliders live as long as the page; what is asked of a Knobs that is gone does nothing.
+        turn = weakref.WeakMethod(self.turn)
         for slider in self.sliders.values():
-            slider.observe(lambda _: _turn(mine()), names="value")
+            slider.observe(lambda _: turn() and turn()(), names="value")
         end = self.bytes.close
         self.widget.observe(lambda change: end() if change["new"] is None else None, names="comm")
         self._ask_and_draw()
@@ -127,7 +134,8 @@ class Knobs:
         size = Size(**{name: slider.value for name, slider in self.sliders.items()})
         self.answer = self.bytes.ask(size)
         self.bars = bars_of(self.answer)
-        self.png = png(self.bars)
+        with closed_after():
+            self.png = png_of(byte_bars(self.bars))
         self.picture.value = self.png
         self.seconds = time.monotonic() - start
         self.said.value = html.escape(f"Both jobs ran again, and were counted, in {self.seconds:.2f} s.")
@@ -144,11 +152,6 @@ class Knobs:
         return {**bundle, "image/png": picture, "text/plain": self.bars.title}
 
 
-def _turn(mine: Knobs | None) -> None:
-    if mine is not None:
-        mine.turn()
-
-
 def knobs(*, B: int = 8, C: int = 8, H: int = 16, W: int = 16) -> Knobs:
     """Show sliders for batch, channels and image; two ranks train again at each change.
 
@@ -162,17 +165,68 @@ def knobs(*, B: int = 8, C: int = 8, H: int = 16, W: int = 16) -> Knobs:
     return Knobs(Size(B, C, H, W))
 
 
+# The picture ----------------------------------------------------------------------------------------------------------
+
+WAYS = {"DDP (2 P)": look("all_reduce"), "split over RPC (2 · B · 4 C H W)": look("send")}
+_ROW_IN = 0.3
+
+
+class Bars(NamedTuple):
+    """Bytes of one step by each of `WAYS`: predicted, and counted by the kernel."""
+
+    title: str
+    predicted: tuple[int, ...]
+    measured: tuple[int, ...]
+    note: str
+
+
 def bars_of(answer: Answer) -> Bars:
-    """Return the bars of the picture."""
+    """Return the bars of the picture; the title says which way sends more."""
     size, (ddp, rpc) = answer.size, (answer.ddp[1], answer.rpc[1])
     less, more = sorted((ddp, rpc))
     who = "DDP" if ddp > rpc else "the split model"
-    shape = f"B = {size.B}, C = {size.C}, {size.H}×{size.W} pixels"
-    alike = f"{shape}: both send as much"
+    finding = "both send as much" if less == more else f"{who} sends {more / less:,.1f} times as much"
     return Bars(
-        title=alike if less == more else f"{shape}: {who} sends {more / less:,.1f} times as much",
-        names=("DDP (2 P)", "split over RPC (2 · B · 4 C H W)"),
+        title=f"B = {size.B}, C = {size.C}, {size.H}×{size.W} pixels: {finding}",
         predicted=(answer.ddp[0], answer.rpc[0]),
         measured=(ddp, rpc),
         note=f"Bytes of one step, both directions. Both send as much at B = {split.break_even(size):,.1f}, in theory.",
     )
+
+
+def byte_bars(bars: Bars) -> Axes:
+    """Draw two bars for each way, with their bytes at the end."""
+    rows = 3 * len(WAYS)
+    ax = canvas.new_axes(height_in=rows * _ROW_IN, left_in=0.15)
+    sizes = list(zip(WAYS, bars.predicted, bars.measured, strict=True))
+    canvas.describe(ax, *(f"{way}: predicted {_bytes(one)}, counted {_bytes(other)}." for way, one, other in sizes))
+    widest = max(text_width(_bytes(size), size=TEXT_PT) for size in (*bars.predicted, *bars.measured)) + 12
+    most = max(*bars.predicted, *bars.measured, 1)
+    ax.set_xlim(0, most / (1 - widest / canvas.points(ax, 1.0, along="x")))
+    ax.set_ylim(rows, 0)
+    for top, (way, predicted, measured) in zip(range(0, rows, 3), sizes, strict=True):
+        ax.annotate(
+            way, (0, top + 0.92), (0, 0), textcoords="offset points", va="bottom", fontsize=TEXT_PT, fontweight="bold",
+            color=INK, parse_math=False, annotation_clip=False,
+        )  # fmt: skip
+        _bar(ax, top + 1, predicted, WAYS[way].pale, LINES["derived"], f"predicted {way}")
+        _bar(ax, top + 2, measured, WAYS[way].color, "solid", f"measured {way}")
+    ax.set_axis_off()
+    handles = [
+        Patch(facecolor="white", edgecolor=INK, linestyle=LINES["derived"], label="predicted"),
+        Patch(facecolor=COUNTED, edgecolor=INK, label="counted by the kernel, framing too"),
+    ]
+    return canvas.frame(ax, title=bars.title, legend=handles, notes=[bars.note], below_in=0.08)
+
+
+def _bar(ax: Axes, top: float, size: int, color: str, line: Any, gid: str) -> None:
+    ax.barh(top + 0.45, size, height=0.8, color=color, edgecolor=INK, linewidth=1.0, linestyle=line, gid=gid)
+    ax.annotate(
+        _bytes(size), (size, top + 0.45), (5, 0), textcoords="offset points", va="center_baseline",
+        fontsize=TEXT_PT, color=INK, annotation_clip=False,
+    )  # fmt: skip
+
+
+def _bytes(size: int) -> str:
+    """Format as "287,696 B" below a hundred million, else with three digits."""
+    return f"{size:,} B" if size < 10**8 else size_text(size)

@@ -6,7 +6,6 @@ Every exhibit is diagnosed three times by the same code: while it hangs, in the 
 from __future__ import annotations
 
 import contextlib
-import html
 import inspect
 import io
 import os
@@ -15,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from dlearn.analysis.hanging.stuck import hangs
 from dlearn.analysis.telling.words import story
@@ -23,6 +22,7 @@ from dlearn.cluster import Cluster
 from dlearn.cluster.run import Run
 from dlearn.events.site import file_label
 from dlearn.lessons import hangs as halls
+from dlearn.shown import Table
 from dlearn.trace import Trace
 
 HANG_AFTER = 1.0
@@ -333,8 +333,7 @@ def _shortened(line: str) -> str:
 # The table ------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """One exhibit: what dlearn says after how many seconds, and what bare torch says, with and without DETAIL."""
 
     visit: Visit
@@ -342,9 +341,8 @@ class Row:
     detail: str
 
 
-@dataclass(frozen=True)
-class Table:
-    """Shows itself in a notebook."""
+class Comparison(NamedTuple):
+    """What bare torch and dlearn say of each exhibit. It shows itself in a notebook."""
 
     rows: Sequence[Row]
 
@@ -359,22 +357,11 @@ class Table:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        heads = ("exhibit", "bare torch", "with DETAIL", "dlearn", "after")
-        head = "".join(f'<th scope="col">{each}</th>' for each in heads)
-        body = "".join(
-            f'<tr style="vertical-align:top"><th scope="row">{_cell(row.visit.exhibit.what)}</th>'
-            + "".join(
-                f'<td style="text-align:left">{_cell(each)}</td>'
-                for each in (row.torch, row.detail, row.visit.sentence, _seconds_text(row.visit))
-            )
-            + "</tr>"
-            for row in self.rows
-        )
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _cell(text: str) -> str:
-    return html.escape(text).replace("\n", "<br>")
+        rows = [("exhibit", "bare torch", "with DETAIL", "dlearn", "after")]
+        for visit, torch, detail in self.rows:
+            rows.append((visit.exhibit.what, torch, detail, visit.sentence, _seconds_text(visit)))
+        table = Table(rows, names=5).html()
+        return table.replace("<tr>", '<tr style="vertical-align:top">').replace("\n", "<br>")
 
 
 def _indented(text: str) -> str:
@@ -385,6 +372,6 @@ def _seconds_text(visited: Visit) -> str:
     return f"{visited.seconds:.1f} s" if visited.seconds is not None else "at the end"
 
 
-def table(visits: Sequence[Visit]) -> Table:
+def table(visits: Sequence[Visit]) -> Comparison:
     """Run the same exhibits on bare torch; each takes a few seconds."""
-    return Table([Row(each, bare(each.exhibit), bare(each.exhibit, detail=True)) for each in visits])
+    return Comparison([Row(each, bare(each.exhibit), bare(each.exhibit, detail=True)) for each in visits])
