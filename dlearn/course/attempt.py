@@ -46,18 +46,15 @@ Drive = Callable[[Any, int], Any]
 """Runs on every rank: calls the submission on data made from the seed, inside `SPAN`."""
 
 
-def attempt(drive: Drive, submission: Any, *, ranks: int, seed: int, seconds: float, warns: bool) -> Attempt:
-    """Run a submission on the glass-box ring. Raises RankError, with the reason, if it fails or hangs.
-
-    If it `warns`, rank 0 shows torch's warnings about deprecated names; no other rank does.
-    """
+def attempt(drive: Drive, submission: Any, *, ranks: int, seed: int, seconds: float) -> Attempt:
+    """Run a submission on the glass-box ring. Raises RankError, with the reason, if it fails or hangs."""
     cluster = Cluster(ranks, backend="dlearn_ring", checksums=True)
-    run = cluster.run(_run_on_rank, drive, submission, seed, warns, timeout=seconds)
+    run = cluster.run(_run_on_rank, drive, submission, seed, timeout=seconds)
     return Attempt(ranks, seed, run.results, run.trace.within(SPAN))
 
 
-def _run_on_rank(drive: Drive, submission: Any, seed: int, warns: bool) -> Any:
-    if dist.get_rank() or not warns:
+def _run_on_rank(drive: Drive, submission: Any, seed: int) -> Any:
+    if dist.get_rank():  # One rank is enough to say which of torch's names are deprecated.
         warnings.simplefilter("ignore", FutureWarning)
     return drive(submission, seed)
 

@@ -77,8 +77,7 @@ def first_failure(
         return problem, "Compare its parameters with those of the task."
     assert exercise.drive is not None
     try:
-        first = ranks == exercise.ranks[0]
-        tried = attempt(exercise.drive, submission, ranks=ranks, seed=seed, seconds=seconds, warns=first)
+        tried = attempt(exercise.drive, submission, ranks=ranks, seed=seed, seconds=seconds)
     except RankError as error:
         finding = "\n".join(part for part in (error.what, error.details.rstrip()) if part)
         return finding, "It has to end without an error before it is graded: which rank, and which line of yours?"

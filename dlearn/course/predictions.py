@@ -73,27 +73,22 @@ def predict(id: str, expected: Answer | None, *, choices: Sequence[str] = ()) ->
     return Prediction(id, expected)
 
 
+Pair = tuple[Prediction, Prediction]
+"""The first and the last prediction of a student in a question."""
+
+
 @dataclass(frozen=True, repr=False)
 class BeforeAndAfter(Shown):
     """For each question the first and the last prediction."""
 
-    pairs: tuple[tuple[Prediction, Prediction], ...]
-
-    @property
-    def before(self) -> int:
-        """Count the questions whose first prediction was right."""
-        return sum(first.right is True for first, _ in self.pairs)
-
-    @property
-    def after(self) -> int:
-        """Count the questions whose last prediction was right."""
-        return sum(last.right is True for _, last in self.pairs)
+    pairs: tuple[Pair, ...]
 
     def paragraphs(self) -> Iterator[str]:
         if not self.pairs:
             yield "no predictions yet"
             return
-        yield f"{self.before} of {len(self.pairs)} right at first, {self.after} at last"
+        before, after = _right(self.pairs)
+        yield f"{before} of {len(self.pairs)} right at first, {after} at last"
         for first, last in self.pairs:
             later = "" if last is first else f"; at last {answer_text(last.expected)}: {_mark(last.right)}"
             yield f"{first.id}: {answer_text(first.expected)}: {_mark(first.right)}{later}"
@@ -101,15 +96,22 @@ class BeforeAndAfter(Shown):
 
 def report() -> BeforeAndAfter:
     """Return the first and the last prediction of each question in this folder."""
-    return BeforeAndAfter(tuple((kept[0], kept[-1]) for kept in kept_in(FILE).values()))
+    return BeforeAndAfter(tuple(_pairs_in(FILE).values()))
 
 
-def kept_in(file: Path) -> dict[str, list[Prediction]]:
-    """Return all predictions of a file: question -> predictions, oldest first."""
-    return {
-        id: [Prediction(id, each["expected"], each.get("seen"), each.get("tolerance", 0.0)) for each in entries]
-        for id, entries in _load(file).items()
-    }
+def _pairs_in(file: Path) -> dict[str, Pair]:
+    """Return the first and the last prediction of each question of a file."""
+    pairs = {}
+    for id, entries in _load(file).items():
+        kept = [Prediction(id, each["expected"], each.get("seen"), each.get("tolerance", 0.0)) for each in entries]
+        pairs[id] = kept[0], kept[-1]
+    return pairs
+
+
+def _right(pairs: Sequence[Pair]) -> tuple[int, int]:
+    """Count the right predictions among the first ones, and among the last ones."""
+    first, last = zip(*pairs, strict=True)
+    return [each.right for each in first].count(True), [each.right for each in last].count(True)
 
 
 # A class -----------------------------------------------------------------------------------------------------------
@@ -120,14 +122,13 @@ class ClassStats(Shown):
     """Of each question every student's first and last prediction."""
 
     students: int
-    pairs: dict[str, tuple[tuple[Prediction, Prediction], ...]]
+    pairs: dict[str, list[Pair]]
 
     def paragraphs(self) -> Iterator[Paragraph]:
         yield f"{self.students} students have predicted something, in {len(self.pairs)} questions"
         rows = [["question", "students", "right at first", "right at last", "most expected at first"]]
         for id, pairs in sorted(self.pairs.items()):
-            first = sum(pair[0].right is True for pair in pairs)
-            last = sum(pair[1].right is True for pair in pairs)
+            first, last = _right(pairs)
             rows.append([id, str(len(pairs)), str(first), str(last), self.expected(id)])
         yield Table(rows, numbers=3)
 
@@ -146,11 +147,11 @@ def stats(folder: str | Path) -> ClassStats:
     files = sorted(Path(folder).rglob(FILE.name))
     if not files:
         raise DlearnError(f"below {folder} is no {FILE.name}: collect those that lie beside the students' notebooks")
-    pairs: dict[str, list[tuple[Prediction, Prediction]]] = {}
+    pairs: dict[str, list[Pair]] = {}
     for file in files:
-        for id, kept in kept_in(file).items():
-            pairs.setdefault(id, []).append((kept[0], kept[-1]))
-    return ClassStats(len(files), {id: tuple(each) for id, each in pairs.items()})
+        for id, pair in _pairs_in(file).items():
+            pairs.setdefault(id, []).append(pair)
+    return ClassStats(len(files), pairs)
 
 
 def _mark(right: bool | None) -> str:

@@ -69,13 +69,14 @@ def entries() -> dict[str, dict[str, dict[str, Any]]]:
 
 def fits(given: Any, expected: Any, within: float) -> bool:
     """Compare part by part: numbers up to `within`, a share of the expected one, texts without case and spaces."""
-    if isinstance(expected, Mapping):
-        named = {str(key): part for key, part in given.items()} if isinstance(given, Mapping) else {}
-        wanted = {str(key): part for key, part in expected.items()}
-        return named.keys() == wanted.keys() and _all_fit(named, wanted, within)
-    if isinstance(expected, list | tuple):
-        same_length = isinstance(given, list | tuple) and len(given) == len(expected)
-        return same_length and _all_fit(dict(enumerate(given)), dict(enumerate(expected)), within)
+    parts, wanted = _parts(given), _parts(expected)
+    if parts is None or wanted is None:
+        return parts is wanted and _fits(given, expected, within)
+    return parts.keys() == wanted.keys() and all(fits(parts[key], wanted[key], within) for key in wanted)
+
+
+def _fits(given: Any, expected: Any, within: float) -> bool:
+    """Compare one number or text."""
     if isinstance(expected, str):
         return isinstance(given, str) and given.casefold().split() == expected.casefold().split()
     if not isinstance(given, Real) or isinstance(given, bool) != isinstance(expected, bool):
@@ -83,16 +84,20 @@ def fits(given: Any, expected: Any, within: float) -> bool:
     return bool(abs(given - expected) <= max(within, ROUNDING) * abs(expected))
 
 
-def _all_fit(given: Mapping[Any, Any], expected: Mapping[Any, Any], within: float) -> bool:
-    return all(fits(given[key], expected[key], within) for key in expected)
+def _parts(value: Any) -> dict[int | str, Any] | None:
+    """Return the parts of a list by their place, or of a dict by their name; None of what has no parts."""
+    if isinstance(value, Mapping):
+        return {str(key): part for key, part in value.items()}
+    return dict(enumerate(value)) if isinstance(value, list | tuple) else None
 
 
 def _leaves(value: Any) -> Iterator[Any]:
     """Yield the value, or recursively the parts of a list or a dict."""
-    if not isinstance(value, Mapping | list | tuple):
+    parts = _parts(value)
+    if parts is None:
         yield value
         return
-    for part in value.values() if isinstance(value, Mapping) else value:
+    for part in parts.values():
         yield from _leaves(part)
 
 

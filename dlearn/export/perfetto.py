@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -33,8 +33,10 @@ _KNOWN = {
     "derived": "derived from the backend's algorithm; when the arrow begins and ends is no measurement",
     "inferred": "inferred from the protocol's rules",
 }
-PROGRAM, CALLS, GRADIENTS = "spans and phases", "calls", "gradients"
-_ORDER = (PROGRAM, CALLS, GRADIENTS)
+KINDS = ("spans and phases", "calls", "gradients")
+PROGRAM, CALLS, GRADIENTS = range(3)
+Track = tuple[int, int, int]
+"""A rank, the number of one of its `KINDS` of tracks, and the number of a track of this kind, from 0."""
 _PIECE = 512
 
 
@@ -65,8 +67,7 @@ def _records(trace: Trace, tracks: Tracks) -> Iterator[Record]:
     changes: Counter[tuple[int, float]] = Counter()
     for part in parts_of(trace):
         sent = [] if part.steps else messages_of(part)
-        found = [_arrow(message, part, tracks) for message in sent]
-        arrows = [each for each in found if each is not None]
+        arrows = list(filter(None, (_arrow(message, part, tracks) for message in sent)))
         yield from _calls(part, _told(part, sent, len(arrows), trace), tracks)
         for begin, end in arrows:
             arrow += 1
@@ -80,12 +81,12 @@ def _records(trace: Trace, tracks: Tracks) -> Iterator[Record]:
 
 def _names(trace: Trace, tracks: Tracks) -> Iterator[Record]:
     """Return processes and tracks in the order of ranks. (Perfetto takes process 0 for the idle one of a kernel.)"""
-    for rank in dict.fromkeys(place.rank for place in tracks.ids):
+    for rank in dict.fromkeys(rank for rank, _, _ in tracks.ids):
         name = {"name": printable(trace.label(rank))}
         yield {"ph": "M", "name": "process_name", "pid": rank + 1, "args": name}
         yield {"ph": "M", "name": "process_sort_index", "pid": rank + 1, "args": {"sort_index": rank}}
     for (rank, kind, lane), tid in tracks.ids.items():
-        name = {"name": f"{kind}, {lane + 1}" if lane else kind}
+        name = {"name": f"{KINDS[kind]}, {lane + 1}" if lane else KINDS[kind]}
         yield {"ph": "M", "name": "thread_name", "pid": rank + 1, "tid": tid, "args": name}
         yield {"ph": "M", "name": "thread_sort_index", "pid": rank + 1, "tid": tid, "args": {"sort_index": tid}}
 
@@ -95,12 +96,10 @@ def _names(trace: Trace, tracks: Tracks) -> Iterator[Record]:
 
 def _slice(event: Event, name: str, category: str, tracks: Tracks, args: Record) -> Record:
     start_ns, end_ns = tracks.interval(event)
-    if event.pending:
-        args = {**args, "end": "nobody came out of it"}
-    elif event.end_ns is None:
-        args = {**args, "end": "not observed"}
+    if event.end_ns is None:
+        args["end"] = "nobody came out of it" if event.pending else "not observed"
     if event.error:
-        args = {**args, "error": printable(event.error)}
+        args["error"] = printable(event.error)
     what = {"ph": "X", "name": printable(name), "cat": category}
     return {**what, **tracks.at(event, start_ns), "dur": (end_ns - start_ns) / 1000, "args": args}
 
@@ -218,36 +217,24 @@ def _in_flight(changes: Mapping[tuple[int, float], int]) -> Iterator[Record]:
 # Tracks ---------------------------------------------------------------------------------------------------------------
 
 
-class OnTrack(NamedTuple):
-    """Where something of a rank stands: the `lane`-th track of this kind."""
-
-    rank: int
-    kind: str
-    lane: int
-
-
 class Tracks:
     """`ids` numbers all tracks, from 1, in the order in which they should be shown."""
 
     def __init__(self, trace: Trace) -> None:
-        kinds: dict[str, list[Event]] = {
-            PROGRAM: [*trace.of(Span, Stretch)],
-            CALLS: [end for part in parts_of(trace) for end in part.ends],
-            GRADIENTS: [*trace.of(Gradient, Bucket)],
-        }
-        seen = [event for events in kinds.values() for event in events]
+        calls = [end for part in parts_of(trace) for end in part.ends]
+        kinds: tuple[list[Event], ...] = ([*trace.of(Span, Stretch)], [*calls], [*trace.of(Gradient, Bucket)])
+        seen = [event for events in kinds for event in events]
         self.start_ns = min((event.start_ns for event in seen), default=0)
         self.end_ns = max((max(event.start_ns + 1, event.end_ns or 0) for event in seen), default=1)
-        self._place: dict[tuple[int, int], OnTrack] = {}
-        for kind, events in kinds.items():
+        self._track: dict[tuple[int, int], Track] = {}
+        for kind, events in enumerate(kinds):
             self._stack(events, kind)
-        used = {*self._place.values(), *(OnTrack(rank, kind, 0) for rank in trace.ranks for kind in (PROGRAM, CALLS))}
-        ordered = sorted(used, key=lambda place: (place.rank, _ORDER.index(place.kind), place.lane))
-        self.ids = {place: number for number, place in enumerate(ordered, 1)}
+        always = {(rank, kind, 0) for rank in trace.ranks for kind in (PROGRAM, CALLS)}
+        self.ids = {track: number for number, track in enumerate(sorted(always.union(self._track.values())), 1)}
 
     def at(self, event: Event, at_ns: int) -> dict[str, Any]:
         """Return a moment on the track of an event, as Perfetto names it, in us."""
-        tid = self.ids[self._place[event.rank, event.number]]
+        tid = self.ids[self._track[event.rank, event.number]]
         return {"pid": event.rank + 1, "tid": tid, "ts": (at_ns - self.start_ns) / 1000}
 
     def interval(self, event: Event) -> tuple[int, int]:
@@ -264,7 +251,7 @@ class Tracks:
         start_ns, end_ns = self.interval(event)
         return start_ns, -end_ns
 
-    def _stack(self, events: Sequence[Event], kind: str) -> None:
+    def _stack(self, events: Sequence[Event], kind: int) -> None:
         """Give each the first lane of its rank where it cuts nothing; calls do not stand inside each other either."""
         lanes: dict[int, list[list[int]]] = defaultdict(list)  # On each, the ends of what is open: the innermost last.
         for event in sorted(events, key=self.outer_first):
@@ -278,7 +265,7 @@ class Tracks:
             if lane == len(mine):
                 mine.append([])
             mine[lane].append(end)
-            self._place[event.rank, event.number] = OnTrack(event.rank, kind, lane)
+            self._track[event.rank, event.number] = event.rank, kind, lane
 
 
 def parts_of(trace: Trace) -> Iterator[Operation]:

@@ -115,9 +115,14 @@ class Knobs:
         above = ipywidgets.Box([*self.sliders.values()], layout=wrapped)
         self.widget: VBox = ipywidgets.VBox([above, self.said, self.picture])
         # The sliders live as long as the page; what is asked of a Knobs that is gone does nothing.
-        turn = weakref.WeakMethod(self.turn)
+        mine = weakref.WeakMethod(self.turn)
+
+        def on_change(_: object) -> None:
+            if (turn := mine()) is not None:
+                turn()
+
         for slider in self.sliders.values():
-            slider.observe(lambda _: turn() and turn()(), names="value")
+            slider.observe(on_change, names="value")
         end = self.bytes.close
         self.widget.observe(lambda change: end() if change["new"] is None else None, names="comm")
         self._ask_and_draw()
@@ -219,7 +224,7 @@ def byte_bars(bars: Bars) -> Axes:
     return canvas.frame(ax, title=bars.title, legend=handles, notes=[bars.note], below_in=0.08)
 
 
-def _bar(ax: Axes, top: float, size: int, color: str, line: Any, gid: str) -> None:
+def _bar(ax: Axes, top: float, size: int, color: Any, line: Any, gid: str) -> None:
     ax.barh(top + 0.45, size, height=0.8, color=color, edgecolor=INK, linewidth=1.0, linestyle=line, gid=gid)
     ax.annotate(
         _bytes(size), (size, top + 0.45), (5, 0), textcoords="offset points", va="center_baseline",

@@ -341,7 +341,8 @@ class Row(NamedTuple):
     detail: str
 
 
-class Comparison(NamedTuple):
+@dataclass(frozen=True)
+class Comparison:
     """What bare torch and dlearn say of each exhibit. It shows itself in a notebook."""
 
     rows: Sequence[Row]

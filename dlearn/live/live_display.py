@@ -30,7 +30,8 @@ class LiveDisplay:
 
     def __exit__(self, *failure: object) -> None:
         if failure[0] is not None:
-            self.clear()
+            self.step_aside()
+            self.end_with("")
 
     def update(self, head: str, rows: LiveRows | None = None) -> None:
         """Show the head, how long it has taken, and the rows, which are read only if they are to be shown."""
@@ -48,10 +49,6 @@ class LiveDisplay:
         """Clear a terminal's lines before something else is printed: they come back below it."""
         if self._lines:
             self._show_lines([])
-
-    def clear(self) -> None:
-        self.step_aside()
-        self.end_with("")
 
     def end_with(self, sentence: str) -> None:
         """Replace the rows, where there were any, by a sentence: the run has ended."""

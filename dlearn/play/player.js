@@ -74,7 +74,6 @@ function mount(root, data) {
   }
 
   function showTotals() {
-    find(".totals").hidden = false;
     const counts = data.pairs.map(() => 0);
     const bytes = data.pairs.map(() => 0);
     // What never came was not sent, as far as anybody knows.
@@ -198,24 +197,10 @@ function mount(root, data) {
     const found = played.findIndex((number) => data.begin_us + data.steps[number].at >= Math.floor(detail.at_us));
     detail.players += 1;
     pause();
-    if (found < 0 || (found === 0 && data.begin_us + data.steps[played[0]].at > detail.until_us)) return showElsewhere(detail);
+    if (found < 0 || (found === 0 && data.begin_us + data.steps[played[0]].at > detail.until_us)) return;
     detail.followed += 1;
     go(found + 1);
   });
-
-  // What the part that is played has not: only who sends to whom is known of it here. Any step leads back to the part.
-  function showElsewhere({ lanes, pairs, color, mark, sentence }) {
-    if (lanes.length !== data.lanes.length || !lanes.every((name, lane) => name.endsWith(data.lanes[lane]))) return;
-    const steps = pairs.map(([src, dst, bytes, , how]) => ({ src, dst, bytes, how, color, mark, at: 0, until: 0, round: 0 }));
-    const all = [...steps.keys()];
-    const other = { ...data, steps, changes: steps.map(() => []), boards: [], stage: { ...data.stage, pairs: pairs.filter(([src, dst]) => src !== dst) }, elsewhere: true };
-    picture.replaceChildren();
-    (view === "sequence" ? drawRows : drawStage)(picture, { data: other, id, played: all, step: all.length, current: all.at(-1), moved: all });
-    drawHeld(find(".holds"), other, -1, true, true);
-    find(".totals").hidden = true;
-    find(".position").textContent = "outside of what is played";
-    find(".sentence").textContent = sentence;
-  }
 
   const resized = () => picture.clientWidth && picture.clientWidth !== width && show(); // 0: it is hidden
   new ResizeObserver(resized).observe(picture);

@@ -135,7 +135,7 @@ function drawStage(place, { data, id, current, moved }) {
     });
   };
   fill(after);
-  if (!data.elsewhere) drawClock(svg, data, now, width, height);
+  drawClock(svg, data, now, width, height);
   if (now?.hung && stage.wide < SMALL) {
     const [waiting, absent] = now.hung;
     const told = `${waiting.length} ranks wait for ${absent.slice(0, 3).map((lane) => data.lanes[lane]).join(", ")}${absent.length > 3 ? ", ..." : ""}`;

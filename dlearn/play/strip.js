@@ -189,19 +189,19 @@ function mountStrip(root, data) {
 
   // The Python that selects what is shown, and the operations that it selects.
   function selection() {
-    const found = [];
-    if (chosen >= 0) found.push(data.operation[chosen]);
-    else for (let each = 0; each < data.operations; each += 1) {
-      const wanted = chosenStep >= 0 ? data.within[each] === chosenStep : data.begins[each] >= window[0] && data.begins[each] < window[1];
-      if (wanted) found.push(each);
+    const having = (wanted) => [...data.begins.keys()].filter(wanted);
+    if (chosen >= 0) {
+      const each = data.operation[chosen];
+      const at = data.begins[each];
+      const op = JSON.stringify(data.kinds[data.kind[each]].op);
+      return { found: [each], python: `trace.between(${ms(at)}, ${ms(at + 1)}).where(op=${op})` };
+    }
+    if (chosenStep >= 0) {
+      const python = `trace.within(${JSON.stringify(data.spans[chosenStep])})`;
+      return { found: having((each) => data.within[each] === chosenStep), python };
     }
     const all = window[0] <= 0 && window[1] >= data.length;
-    if (chosen >= 0) {
-      const at = data.begins[data.operation[chosen]];
-      const same = data.kinds[data.kind[data.operation[chosen]]].op;
-      return { found, python: `trace.between(${ms(at)}, ${ms(at + 1)}).where(op=${JSON.stringify(same)})` };
-    }
-    if (chosenStep >= 0) return { found, python: `trace.within(${JSON.stringify(data.spans[chosenStep])})` };
+    const found = having((each) => data.begins[each] >= window[0] && data.begins[each] < window[1]);
     return { found, python: all ? "trace" : `trace.between(${ms(window[0])}, ${ms(window[1])})` };
   }
 
@@ -399,9 +399,7 @@ function mountStrip(root, data) {
     if (call < 0) return;
     const us = (units) => data.begin_us + (units * data.unit_ns) / 1000;
     const each = data.operation[call];
-    const { pairs, mark, color } = data.kinds[data.kind[each]];
-    const shown = { lanes: data.lanes, pairs, mark, color, sentence: sentenceOf(call) };
-    const detail = { ...shown, at_us: us(data.begins[each]), until_us: us(data.ends[each]), players: 0, followed: 0 }; // The players of this page count themselves.
+    const detail = { at_us: us(data.begins[each]), until_us: us(data.ends[each]), players: 0, followed: 0 }; // The players of this page count themselves.
     root.dispatchEvent(new CustomEvent("dlearn-call", { bubbles: true, detail }));
     const other = " The player on this page plays another part of the run; this call is played by";
     if (detail.players > detail.followed) find(".sentence").append(`${other} player(${selection().python}).`);
