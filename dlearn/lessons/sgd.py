@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -128,14 +128,6 @@ def all_reduced(steps: int, slow_ms: float = 0) -> Outcome:
 # 2. Synchronous, with a server ----------------------------------------------------------------------------------------
 
 
-class Keeper(Protocol):
-    """The state of a server."""
-
-    def numbers(self) -> Tensor: ...
-
-    def step(self, gradient: Tensor) -> None: ...
-
-
 class WholeModel:
     """A model and an optimizer, as in a program for one device."""
 
@@ -167,6 +159,10 @@ class BareList:
     def step(self, gradient: Tensor) -> None:
         for each, part in zip(self._list, layers(gradient), strict=True):
             each -= LR * part
+
+
+Keeper = WholeModel | BareList
+"""The state of a server."""
 
 
 def gathered(steps: int, keeper: Callable[[], Keeper] = WholeModel, slow_ms: float = 0) -> Outcome:

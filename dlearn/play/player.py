@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import html
 import os
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, SupportsIndex
 
 from dlearn.analysis.walking import Walkthrough, walkthrough
 from dlearn.draw.animation import animate
-from dlearn.errors import DlearnError
+from dlearn.errors import DlearnError, SetupError
 from dlearn.events.printable import printable
 from dlearn.join.tables.message_table import Message, Messages
-from dlearn.play.bridge import LinkedSteps
+from dlearn.play.bridge import in_a_notebook, player_widget
 from dlearn.play.packing import MOST_NAMES, player_facts
 from dlearn.play.page import Page, frame, name_for, pack
 from dlearn.play.static_frames import MOST_ROWS, static_frame
@@ -26,8 +28,11 @@ _LANE_PX, _NUMBER_PX = 46, 12
 """The least width of a lane, and of one that has only a number above it."""
 
 
-class Player(LinkedSteps, Page):
-    """Steps of a real run. A notebook shows it, also without a kernel; `to_html` gives a page of its own."""
+class Player(Page):
+    """Steps of a real run. A notebook shows it, also without a kernel; `to_html` gives a page of its own.
+
+    `step` is the same here and on the page. Without a kernel and anywidget it is only remembered.
+    """
 
     def __init__(self, walk: Walkthrough) -> None:
         self.walk = walk
@@ -35,10 +40,46 @@ class Player(LinkedSteps, Page):
         self.sentences = tuple(printable(step.sentence) for step in walk.steps)
         self.notes = tuple(printable(note) for note in walk.notes)
         data = pack(player_facts(walk), {})
-        name = name_for(self.title, data)
-        self.snippet = frame("player", name, self.title, self._body(), data)
+        self._name = name_for(self.title, data)
+        self.snippet = frame("player", self._name, self.title, self._body(), data)
         hung = (number for number, step in enumerate(walk.steps, 1) if step.absent)
-        super().__init__(name, last=len(self.sentences), step=next(hung, 0))
+        self._step = next(hung, 0)
+        self._callbacks: list[Callable[[int], object]] = []
+        self._widget: Any = None
+        self._unlinked = ""  # Why the page that was shown does not follow.
+
+    @property
+    def step(self) -> int:
+        """Return how many steps have been shown. Set it: in JupyterLab with anywidget the page goes there."""
+        return self._step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        last = len(self.sentences)
+        if not isinstance(step, SupportsIndex) or not 0 <= step.__index__() <= last:
+            raise DlearnError(
+                f"this player has no step {step!r}: choose one from 0 (before the first message) to {last}"
+            )
+        self._warn_if_unlinked()
+        self._move(step.__index__())
+        if self._widget is not None:
+            self._widget.state = self._step
+
+    def on_step(self, callback: Callable[[int], object]) -> None:
+        """Call `callback(step)` after each change of `step`, made here or on the page."""
+        self._warn_if_unlinked()
+        self._callbacks.append(callback)
+
+    def _move(self, step: int) -> None:
+        if step != self._step:
+            self._step = step
+            for callback in self._callbacks:
+                callback(step)
+
+    def _warn_if_unlinked(self) -> None:
+        if self._unlinked:
+            warnings.warn(self._unlinked, stacklevel=3)
+            self._unlinked = ""
 
     def to_gif(self, path: str | os.PathLike[str], *, seconds: float = 1.2) -> None:
         """Write an animation of the stage, in at most 40 frames."""
@@ -68,7 +109,13 @@ class Player(LinkedSteps, Page):
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
         """Return what a notebook asks for when it is about to show this."""
-        self._open()
+        if self._widget is None and in_a_notebook():
+            try:
+                self._widget = player_widget(self._name)
+                self._widget.state = self._step
+                self._widget.observe(lambda change: self._move(change.new), "state")
+            except SetupError as error:  # no anywidget: the page plays all the same
+                self._unlinked = str(error)
         return {"text/html": self._repr_html_(), "text/plain": repr(self)}
 
     def __str__(self) -> str:
