@@ -222,15 +222,12 @@ def label_axes(ax: Axes, panels: Sequence[Axes], curves: CostCurves) -> None:
 
 
 def _decades(low: float, high: float, units: Sequence[str], *, shift: int) -> dict[float, str]:
-    """Return the powers of ten and their names; `shift` is the power of the first unit."""
-    powers = range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1)
-    return {10.0**power: _decade_text(power + shift, units) for power in powers}
-
-
-def _decade_text(decade: int, units: Sequence[str]) -> str:
-    """Format as "10 kB", "100 µs"."""
-    unit = min(max(decade // 3, 0), len(units) - 1)
-    return f"{10.0 ** (decade - 3 * unit):,g} {units[unit]}"
+    """Return the powers of ten and their names, "10 kB" or "100 µs"; `shift` is the power of the first unit."""
+    names = {}
+    for power in range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1):
+        unit = min(max((power + shift) // 3, 0), len(units) - 1)
+        names[10.0**power] = f"{10.0 ** (power + shift - 3 * unit):,g} {units[unit]}"
+    return names
 
 
 def legend(curves: CostCurves) -> list[Line2D]:

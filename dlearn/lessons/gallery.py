@@ -11,13 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from matplotlib.axes import Axes
 
 from dlearn import draw, play
 from dlearn.analysis import explain, iteration, scaling
 from dlearn.cluster import Cluster
-from dlearn.lessons import demo
-from dlearn.lessons.split import Size
+from dlearn.lessons import demo, split
 
 
 def main() -> None:
@@ -64,7 +65,7 @@ def of_a_server() -> Pictures:
 def of_the_batch() -> Pictures:
     """Draw a model cut in two over RPC, with three sizes of the batch."""
     with Cluster(["stage0", "stage1"], rpc=True) as cluster:
-        found = {B: cluster.run({"stage0": _cut_in_two}, Size(B=B)).trace for B in (1, 8, 32)}
+        found = {B: cluster.run({"stage0": split.model_parallel}, split.Size(B=B)).trace for B in (1, 8, 32)}
     yield "scaling.svg", _small(draw.scaling, scaling(found))
 
 
@@ -79,19 +80,7 @@ def _small(drawing: Callable[[Any], Axes], shown: object) -> Callable[[Path], No
         return partial(draw.save, drawing(shown))
 
 
-# What the ranks do; torch is loaded there only. -----------------------------------------------------------------------
-
-
-def _cut_in_two(size: Size) -> None:
-    from dlearn.lessons import split
-
-    split.model_parallel(size)
-
-
 def _reduce() -> None:
-    import torch
-    import torch.distributed as dist
-
     dist.all_reduce(torch.ones(1000))
 
 

@@ -58,12 +58,11 @@ class Exhibit:
 
     def is_told_by(self, sentence: str) -> bool:
         """Return True if this is an expected sentence, with the lines of the job."""
-        expected = (self.diagnosis,) if isinstance(self.diagnosis, str) else self.diagnosis
-        return any(self._fits(each, sentence) for each in expected)
-
-    def _fits(self, expected: str, sentence: str) -> bool:
-        text = re.escape(re.sub(r"<([^>]+)>", lambda found: self.site(found[1]), expected))
-        return re.fullmatch(text.replace(r"\*\*", ".*").replace(r"\*", "[^;()]*"), sentence) is not None
+        for expected in [self.diagnosis] if isinstance(self.diagnosis, str) else self.diagnosis:
+            text = re.escape(re.sub(r"<([^>]+)>", lambda found: self.site(found[1]), expected))
+            if re.fullmatch(text.replace(r"\*\*", ".*").replace(r"\*", "[^;()]*"), sentence):
+                return True
+        return False
 
     def site(self, code: str) -> str:
         """Return where this code is, as a trace says it: "lessons/hangs.py:59"."""

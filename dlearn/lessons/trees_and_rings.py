@@ -243,11 +243,8 @@ def finding(model: Model, ranks: int) -> str:
     size = crossover(model, ranks)
     if size is None:
         return f"{ranks} ranks, in theory: nothing beats the ring, at any size"
-    best = cost("halving_doubling", ranks, 1)
-    beaten = "both" if _beats(best, cost("ring", ranks, 1)) else "the tree"
+    best, of_ring = cost("halving_doubling", ranks, 1), cost("ring", ranks, 1)
+    beats = best != of_ring and best.steps <= of_ring.steps and best.bytes <= of_ring.bytes
+    beaten = "both" if beats else "the tree"
     told = f"below {size_text(round(size))} the tree beats the ring; halving-doubling always beats {beaten}"
     return f"{ranks} ranks, in theory: {told}"
-
-
-def _beats(one: Cost, other: Cost) -> bool:
-    return one != other and one.steps <= other.steps and one.bytes <= other.bytes
