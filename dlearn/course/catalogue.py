@@ -5,9 +5,8 @@ import zlib
 from dlearn.course.by_sends import HIERARCHICAL, RING, TOKEN, TREE
 from dlearn.course.diagnosis import FIVE_HANGS
 from dlearn.course.exercise import SECONDS, Exercise, Grade, first_failure
-from dlearn.course.resharding import CHECKPOINT
 from dlearn.course.split_layers import ATTENTION, COLUMN_ROW, EXPERTS, FSDP, ONE_F_ONE_B
-from dlearn.course.training_loops import ACCUMULATION, DDP, SERVER, SHARDED, TOP_K
+from dlearn.course.training_loops import ACCUMULATION, CHECKPOINT, DDP, SERVER, SHARDED, TOP_K
 from dlearn.errors import DlearnError
 
 _ALL = (

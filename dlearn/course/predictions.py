@@ -110,8 +110,8 @@ def _pairs_in(file: Path) -> dict[str, Pair]:
 
 def _right(pairs: Sequence[Pair]) -> tuple[int, int]:
     """Count the right predictions among the first ones, and among the last ones."""
-    first, last = zip(*pairs, strict=True)
-    return [each.right for each in first].count(True), [each.right for each in last].count(True)
+    right = [each.right for pair in pairs for each in pair]
+    return right[::2].count(True), right[1::2].count(True)
 
 
 # A class -----------------------------------------------------------------------------------------------------------

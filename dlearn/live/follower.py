@@ -100,7 +100,7 @@ class Follower:
             with suppress(ValueError, KeyError):
                 self._take(line)
         now = time.monotonic_ns() // _NS
-        self.seconds = {second: told for second, told in self.seconds.items() if second > now - LANE_SECONDS - 1}
+        self.seconds = {second: each for second, each in self.seconds.items() if second > now - LANE_SECONDS - 1}
 
     def _skip(self, lines: bytes) -> None:
         """Read only the facts of these lines; how long the calls took follows from the first line behind them."""
@@ -112,20 +112,20 @@ class Follower:
         self._unread_from_ns = self.last_ns
         for line in _LONG_LINE.findall(lines):
             with suppress(ValueError):
-                told = decode(line)
-                self._learn(told)
-                self.spans.pop(told.event if isinstance(told, seen.End) else -1, None)
+                fact = decode(line)
+                self._learn(fact)
+                self.spans.pop(fact.event if isinstance(fact, seen.End) else -1, None)
         for number in _SHORT_END.findall(lines):
             self.spans.pop(int(number), None)
 
     def _take(self, line: bytes) -> None:
         if line.startswith(b"{"):
-            told = decode(line)
-            self._learn(told)
-            if isinstance(told, seen.End):
-                self._end(told.event, told.at_ns or 0)
-            elif isinstance(told, Call) and told.end_ns is None:
-                self._begin(told)
+            fact = decode(line)
+            self._learn(fact)
+            if isinstance(fact, seen.End):
+                self._end(fact.event, fact.at_ns or 0)
+            elif isinstance(fact, Call) and fact.end_ns is None:
+                self._begin(fact)
             return
         numbers = [int(each) for each in line[1:-1].split(b",")]
         if len(numbers) == 3:
@@ -137,19 +137,19 @@ class Follower:
             fields = {name: value for name, value in own if "." not in name}
             self._begin(msgspec.structs.replace(call, **fields))
 
-    def _learn(self, told: object) -> None:
+    def _learn(self, fact: object) -> None:
         """Note what holds from here on, whether or not the lines behind it are read."""
-        match told:
+        match fact:
             case seen.GroupFact():
-                self.groups[told.name] = told.ranks
+                self.groups[fact.name] = fact.ranks
             case Span():
-                self.spans[told.number] = told
+                self.spans[fact.number] = fact
             case seen.Bucket():
-                self.buckets = told.count
+                self.buckets = fact.count
             case seen.Footer():
                 self.ended = True
             case seen.Event():
-                self.first[told.number] = told
+                self.first[fact.number] = fact
 
     def _begin(self, call: Call) -> None:
         if self._unread_from_ns:
@@ -223,9 +223,9 @@ class Follower:
         if not self.begun_ns:
             return None
         since_ns = max(self.begun_ns, now_ns - LANE_SECONDS * _NS)
-        told = [each for second, each in self.seconds.items() if (second + 1) * _NS > since_ns]
-        known_ns = now_ns - since_ns - sum(each.unread_ns for each in told)
-        return sum(each.given_bytes for each in told) / known_ns * 1e9 if known_ns > 0 else None
+        seconds = [each for second, each in self.seconds.items() if (second + 1) * _NS > since_ns]
+        known_ns = now_ns - since_ns - sum(each.unread_ns for each in seconds)
+        return sum(each.given_bytes for each in seconds) / known_ns * 1e9 if known_ns > 0 else None
 
     def waits_since(self, start_ns: int, now_ns: int) -> None:
         """Count all seconds since then as waiting: the ranks that it waits for have not come yet."""

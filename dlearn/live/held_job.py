@@ -119,7 +119,7 @@ class HeldJob:
             return f"waits at the gate: {held[name].text}"
         if name in judged:
             return f"waits for the condition of hold=: {judged[name].text}"
-        if name not in self.keeper.ways and self.under_way:
+        if name not in self.keeper.connections and self.under_way:
             return "starting"
         process = next((each for each in trace.processes if each.rank == rank), None)
         call = inside(trace, rank)

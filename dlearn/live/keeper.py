@@ -105,7 +105,7 @@ class Keeper:
         self._silent: set[Name] = set()  # Ranks that have not answered the last question.
         self.trouble = ""
         self.on_trouble: Callable[[], None] = lambda: None
-        self.ways: dict[Name, socket.socket] = {}
+        self.connections: dict[Name, socket.socket] = {}
         self._folder = tempfile.mkdtemp(prefix="dlearn-")  # No other user may enter it.
         self.address = os.path.join(self._folder, "gate")
         self._listener = socket.socket(socket.AF_UNIX)
@@ -121,42 +121,42 @@ class Keeper:
     def _meet(self) -> None:
         try:
             for _ in range(self._expected) if self._expected is not None else itertools.count():
-                way, _ = self._listener.accept()
-                threading.Thread(target=self._serve, args=(way,), daemon=True, name="dlearn-gate").start()
+                connection, _ = self._listener.accept()
+                threading.Thread(target=self._serve, args=(connection,), daemon=True, name="dlearn-gate").start()
         except (OSError, RuntimeError) as error:  # Too many files or threads; or it was closed.
             if not self.is_open:
                 self._fail(f"the gate could not take a rank in: {error}; the ranks were ended")
         shutil.rmtree(self._folder, ignore_errors=True)
         self._listener.close()
 
-    def _serve(self, way: socket.socket) -> None:
+    def _serve(self, connection: socket.socket) -> None:
         """Read what a rank sends until its end. An error ends the job: the rank would wait for ever."""
         name: Name | None = None
         try:
-            with way, way.makefile("rb") as lines, suppress(OSError):
+            with connection, connection.makefile("rb") as lines, suppress(OSError):
                 for line in itertools.takewhile(lambda line: line.endswith(b"\n"), lines):
                     said = json.loads(line)
                     if name is None:
-                        name = self._came(said["rank"], said["size"], way)
+                        name = self._came(said["rank"], said["size"], connection)
                     else:
                         self._hear(name, said)
         except BaseException as error:  # On this thread nothing else would tell of it.
             self._fail(f"the gate of rank {name} failed, {error!r}; the ranks were ended")
         with self.changed:
             self.changes += 1
-            if name is not None and self.ways.get(name) is way:
+            if name is not None and self.connections.get(name) is connection:
                 self.ended.add(name)
                 self.calls = [call for call in self.calls if call.rank != name]
                 self.unnoted = {call for call in self.unnoted if call[0] != name}
             self._replay()
             self.changed.notify_all()
 
-    def _came(self, rank: int, size: int, way: socket.socket) -> Name:
+    def _came(self, rank: int, size: int, connection: socket.socket) -> Name:
         with self.changed:
             if self._expected is None:
                 self.names = tuple(range(max(size, rank + 1, len(self.names))))
             name = self.names[rank]
-            self.ways[name] = way
+            self.connections[name] = connection
             self.ended.discard(name)  # A script's rank may have been started again.
             self._silent.discard(name)
             if self.is_open:
@@ -222,7 +222,7 @@ class Keeper:
 
     def _say(self, name: Name, words: bytes) -> None:
         with suppress(OSError):  # The rank has just ended.
-            self.ways[name].sendall(words)
+            self.connections[name].sendall(words)
 
     def _replay(self) -> None:
         """Let through what is next in the schedule, once all wait that had come by then."""
@@ -273,7 +273,7 @@ class Keeper:
 
     def ask(self, number: int) -> set[Name]:
         """Ask each rank that is here what it does. One that owes an answer may be stopped, and is not asked."""
-        here = self.ways.keys() - self.ended
+        here = self.connections.keys() - self.ended
         for name in here - self._silent:
             self._silent.add(name)
             self._say(name, b"?%d\n" % number)
@@ -287,7 +287,7 @@ class Keeper:
     def is_stopped(self, name: Name) -> bool:
         """Look whether the rank's process is stopped, by SIGSTOP or a debugger."""
         with suppress(OSError, KeyError, AttributeError):  # It is not here; or this is no Linux.
-            peer = self.ways[name].getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+            peer = self.connections[name].getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
             stat = Path(f"/proc/{struct.unpack('3i', peer)[0]}/stat").read_text()
             return stat.rpartition(")")[2].split()[0] in "Tt"
         return False
@@ -307,7 +307,7 @@ class Keeper:
             self.is_open = True
             self.calls = []
             self.changed.notify_all()
-            for name in self.ways:
+            for name in self.connections:
                 self._say(name, b"open\n")
 
     def close(self) -> None:

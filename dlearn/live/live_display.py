@@ -81,6 +81,6 @@ class LiveDisplay:
 
 
 def in_a_notebook() -> bool:
+    """Return whether a kernel runs this process. (play.bridge has the same, and loads matplotlib.)"""
     ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    return shell is not None and hasattr(shell, "kernel")
+    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
