@@ -34,13 +34,6 @@ Call = Collective | PointToPoint | RpcCall
 decode = msgspec.json.Decoder(AnyLine).decode
 
 
-def given_bytes(call: Call) -> int:
-    """Return the payload that the rank hands to this call; of a receive none."""
-    if isinstance(call, Collective):
-        return sum(each.payload_bytes for each in call.inputs)
-    return sum(each.payload_bytes for each in call.tensors) if call.op != "recv" else 0
-
-
 @dataclass
 class Second:
     """What a rank did in one second: how long it was inside of calls, what it gave them, how much was not read."""
@@ -163,7 +156,9 @@ class Follower:
         if not self.open:
             self._inside_since_ns = call.start_ns
         self.open[call.number] = call
-        self._second(call.start_ns).given_bytes += given_bytes(call)
+        if call.op != "recv":
+            given = call.inputs if isinstance(call, Collective) else call.tensors
+            self._second(call.start_ns).given_bytes += sum(each.payload_bytes for each in given)
         self.begun_ns = self.begun_ns or call.start_ns
         self.last_ns = max(self.last_ns, call.start_ns)
         if isinstance(call, Collective):
