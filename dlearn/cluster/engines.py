@@ -111,11 +111,14 @@ def _introduced(client: Any, id: int) -> Engine:
 
 def _placed(engines: Sequence[Engine]) -> list[Engine]:
     """Give each engine the address by which the ranks of other hosts reach its own."""
+    known = [engine.ask(interface_towards, "") for engine in engines]
+    outside = [address for _, address in known if not address.startswith("127.")]
     hosts = [engine.host_id for engine in engines]
     placed = []
-    for number, engine in enumerate(engines):
-        interface, address = engine.ask(interface_to_others)
-        if not address:
+    for number, (engine, (interface, address)) in enumerate(zip(engines, known, strict=True)):
+        if address not in outside and outside:  # The controller is on this host.
+            interface, address = engine.ask(interface_towards, outside[0])
+        if address.startswith("127."):
             raise SetupError(
                 f"no address is known by which the other hosts reach {engine}: start it with the"
                 " environment variable GLOO_SOCKET_IFNAME, its host's interface to them."
@@ -292,13 +295,24 @@ class HostedRank:
 _ranks: dict[str, HostedRank] = {}
 
 
-def interface_to_others() -> tuple[str, str]:
-    """Return the interface that GLOO_SOCKET_IFNAME names here, and its address ("": none)."""
-    name = os.environ.get("GLOO_SOCKET_IFNAME", "")
-    for known in optional("psutil", needed_by="engine=").net_if_addrs().get(name, ()):
-        if known.family == socket.AF_INET:
-            return name, known.address
-    return name, ""
+def interface_towards(address: str) -> tuple[str, str]:
+    """Return the interface that leads to an address ("": the controller's), and its own address.
+
+    GLOO_SOCKET_IFNAME in the engine's environment names another one.
+    """
+    from ipyparallel.engine.app import IPEngine
+
+    controller = IPEngine.instance().registration_url.split("://")[-1].rpartition(":")[0]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((address or controller, 9))  # Sends nothing.
+        route = probe.getsockname()[0]
+    wanted = os.environ.get("GLOO_SOCKET_IFNAME")
+    for name, addresses in optional("psutil", needed_by="engine=").net_if_addrs().items():
+        for own in addresses:
+            is_it = name == wanted if wanted else own.address == route
+            if is_it and own.family == socket.AF_INET:
+                return name, own.address
+    raise LookupError(f"its host has no interface {wanted or route}")
 
 
 def start(key: str) -> int | None:

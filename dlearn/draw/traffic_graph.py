@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from matplotlib.artist import Artist
@@ -57,8 +58,9 @@ def traffic_graph(trace: Trace, *, ax: Axes | None = None) -> Axes:
     More than 24 ranks, or 60 arrows, or more than have room, are drawn as `traffic` draws them.
     """
     sent, hang = analysis.traffic(trace), hang_finding(trace)
-    ranks, arrows = sorted(sent.labels), arrows_of(sent)
+    arrows = arrows_of(sent)
     pairs = [arrow.pair for arrow in arrows]
+    ranks = sorted({*sent.ranks, *chain.from_iterable(pairs)})
     height = circle.height_pt(ranks, pairs)
     if not ranks:
         ax = ax or canvas.new_axes(height_in=height / 72, left_in=0.15)
@@ -69,9 +71,8 @@ def traffic_graph(trace: Trace, *, ax: Axes | None = None) -> Axes:
     size = (canvas.points_wide(ax, left_in=0.15), height if ax is None else points(ax, 1.0, along="y"))
     names = dict(zip(ranks, cut_names([sent.labels[rank] for rank in ranks], _WIDEST_NAME_PT), strict=True))
     places = circle.place_ranks(names, pairs, size)
-    labels = circle.place_labels({each.pair: each.label for each in arrows}, places, size)
-    if labels is None:
-        why = "No room for these ranks and the bytes beside each arrow, so a matrix as of draw.traffic."
+    if circle.have_no_room(places.values()):
+        why = "No room for a circle of these ranks, so a matrix as of draw.traffic."
         return draw_matrix(trace, sent, ax, why)
     ax = ax or canvas.new_axes(height_in=height / 72, left_in=0.15)
     canvas.describe(ax, *pair_sentences(sent))
@@ -81,10 +82,14 @@ def traffic_graph(trace: Trace, *, ax: Axes | None = None) -> Axes:
     boxes = draw_boxes(ax, places, names)
     for arrow in arrows:
         draw_flow(ax, arrow, places, boxes, circle.bend_of(arrow.pair, pairs))
-    for arrow in arrows:
+    labels = circle.place_labels({arrow.pair: arrow.label for arrow in arrows}, places, size)
+    if labels is None:
+        write_sums(ax, sent, places)
+    for pair, (x, y) in (labels or {}).items():
+        arrow = arrows[pairs.index(pair)]
         ink = line_color(arrow.how)
-        canvas.write(ax, *labels[arrow.pair], arrow.label, on="white", pad=0.5, zorder=4, ha="center", color=ink)
-    told = [*([f"{traffic_finding(sent)}."] if hang else []), *notes(sent, arrows)]
+        canvas.write(ax, x, y, arrow.label, on="white", pad=0.5, zorder=4, ha="center", color=ink)
+    told = [*([f"{traffic_finding(sent)}."] if hang else []), *notes(sent, arrows, labelled=labels is not None)]
     marked = {names[rank]: MISSING for rank in canvas.never_came(trace) if rank in names}
     title, key = hang or traffic_finding(sent), legend(arrows)
     return canvas.frame(ax, title=title, legend=key, notes=told, below_in=0.08, marked=marked)
@@ -134,6 +139,15 @@ def draw_flow(ax: Axes, arrow: Arrow, places: Mapping[int, Spot], boxes: Mapping
         ax.add_patch(FancyArrowPatch(start, end, connectionstyle=bent, **same, **part))
 
 
+def write_sums(ax: Axes, sent: Traffic, places: Mapping[int, Spot]) -> None:
+    """Write what each rank sends in all outside of it: the arrows are too many for their numbers."""
+    middle = points(ax, 0.5, along="y")
+    for rank, ((x, y), _, _) in places.items():
+        away = NODE_PT / 2 + 8
+        at, text = y + (away if y > middle + 1 else -away), size_text(sent.bytes_from(rank=rank))
+        canvas.write(ax, x, at, text, on="white", pad=0.5, zorder=4, ha="center")
+
+
 def legend(arrows: Iterable[Arrow]) -> list[Artist]:
     """Say what each colour and line is: the op that sends most, and how that is known."""
     kinds = {(arrow.color, arrow.how): look(arrow.op).family for arrow in arrows}
@@ -144,8 +158,11 @@ def legend(arrows: Iterable[Arrow]) -> list[Artist]:
     return handles
 
 
-def notes(sent: Traffic, arrows: Sequence[Arrow]) -> list[str]:
+def notes(sent: Traffic, arrows: Sequence[Arrow], *, labelled: bool) -> list[str]:
     told = []
+    if not labelled:
+        told.append(f"{len(arrows):,} arrows are too many for a number each; draw.traffic has them all.")
+        told.append("Beside each rank stands what it sends in all.")
     if len({arrow.width_pt for arrow in arrows if arrow.how != "missing"}) > 1:
         told.append("The width of an arrow grows with the square root of its bytes.")
     if any(len(sent.known.get(arrow.pair, ())) > 1 for arrow in arrows):

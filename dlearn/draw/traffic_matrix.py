@@ -50,7 +50,7 @@ def draw_matrix(trace: Trace, sent: Traffic | WireTraffic, ax: Axes | None, *why
     hang, marked = findings.hang_finding(trace), canvas.in_red(trace)
     if ax is None:
         cells = len(sent.ranks) + _margin(len(sent.ranks))
-        left = canvas.left_margin_in([plain(label) for label in sent.labels.values()]) + 0.25
+        left = canvas.left_margin_in([plain(sent.labels[rank]) for rank in sent.ranks]) + 0.25
         most = canvas.width_in() - left
         right = most - min(cells * _COLUMN_IN, most - 0.15)
         ax = canvas.new_axes(height_in=min(cells * _ROW_IN, _TALLEST_IN), left_in=left, right_in=right)

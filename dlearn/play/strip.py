@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from dlearn import draw
-from dlearn.analysis.ddp.step_times import RunSteps, step_times
+from dlearn.analysis.ddp.step_times import RunSteps, StepOnRank, step_times
 from dlearn.draw.palette import SERIES, ink_on, look
 from dlearn.draw.save import closed_after, svg_of
 from dlearn.errors import DlearnError
@@ -88,9 +88,10 @@ def strip_facts(trace: Trace, steps: RunSteps) -> tuple[dict[str, Any], dict[str
     kinds, kind = _kinds(trace, shown, lanes)
     spans, within = _in_steps(trace, shown, steps)
     titled: list[list[Any]] = []
+    shades = steps.shades
     heat: list[tuple[int, int, int, int]] = []
     for number, title in enumerate(steps.titles):
-        mine = _cells(steps, number, lanes, begin_ns, last_ns, unit_ns)
+        mine = _cells(steps.steps[number].cells, shades[number], lanes, begin_ns, last_ns, unit_ns)
         begin, end = min(cell[1] for cell in mine), max(cell[2] for cell in mine)
         titled.append([printable(title), begin, end + 1, spans.get(title, -1)])
         heat += mine
@@ -207,21 +208,26 @@ def _in_steps(trace: Trace, shown: Operations, steps: RunSteps) -> tuple[dict[st
 
 
 def _cells(
-    steps: RunSteps, number: int, lanes: dict[int, int], begin_ns: int, last_ns: int, unit_ns: int
+    cells: dict[int, StepOnRank],
+    shades: dict[int, float],
+    lanes: dict[int, int],
+    begin_ns: int,
+    last_ns: int,
+    unit_ns: int,
 ) -> list[tuple[int, int, int, int]]:
     """Return lane, start, end, and shade of a step on each rank.
 
     The shade is that of `draw.steps`, from 0 to 255; -1: never finished.
     """
-    cells = []
-    for rank, cell in steps.cells[number].items():
+    drawn = []
+    for rank, cell in cells.items():
         end_ns, shade = last_ns, -1
         if cell.length_ns is not None:
             end_ns = cell.start_ns + cell.length_ns
-            shade = int(255 * steps.shades[number][rank])
+            shade = int(255 * shades[rank])
         begin, end = ((at_ns - begin_ns) // unit_ns for at_ns in (cell.start_ns, end_ns))
-        cells.append((lanes[rank], begin, end, shade))
-    return cells
+        drawn.append((lanes[rank], begin, end, shade))
+    return drawn
 
 
 # HTML -----------------------------------------------------------------------------------------------------------------

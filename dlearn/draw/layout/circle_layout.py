@@ -97,20 +97,23 @@ def place_ranks(names: Mapping[int, str], pairs: Sequence[Pair], size: Point) ->
     return places
 
 
+def have_no_room(places: Collection[Spot]) -> bool:
+    """Return whether a box overlaps another."""
+    return any(_overlap(one.box(), other.box()) for one, other in combinations(places, 2))
+
+
 def bend_of(pair: Pair, pairs: Collection[Pair]) -> float:
     """Return the `rad` of matplotlib's `arc3`: to the right of its direction, where another comes back."""
     return _BEND if pair[::-1] in pairs else 0.0
 
 
 def place_labels(labels: Mapping[Pair, str], places: Mapping[int, Spot], size: Point) -> dict[Pair, Point] | None:
-    """Return the middle of each arrow's label, clear of all others; None if labels or boxes have no room."""
+    """Return the middle of each arrow's label, clear of all others; None if they have no room."""
     curves = {}
     for src, dst in labels:
         rad = bend_of((src, dst), labels)
         curves[src, dst] = curve(places[src].middle, places[dst].middle, rad=rad)
     taken = [place.box() for place in places.values()]
-    if any(_overlap(one, other) for one, other in combinations(taken, 2)):
-        return None
     found: dict[Pair, Point] = {}
     # Short arrows have the least choice.
     for pair in sorted(labels, key=lambda pair: math.dist(places[pair[0]].middle, places[pair[1]].middle)):

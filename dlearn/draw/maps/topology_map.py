@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -34,15 +35,14 @@ _HIGHEST_PT = 300.0
 def topology(trace: Trace, *, group: str | None = None, ax: Axes | None = None) -> Axes:
     """Draw the links of NCCL's rings, from each rank to the next; of a group without a whole ring, all its links.
 
-    The wider an arrow, the more channels. More than 64 ranks, or 36 hosts, are too many.
+    The wider an arrow, the more channels. Of more than 64 ranks only the links between hosts are drawn.
     """
     found = analysis.topology(trace, group=group)
     why = ""
     if found is None or not found.edges:
         why = "No log of NCCL's tells how these ranks are wired."
-    elif len(found.host_of) > MOST_RANKS or len(found.hosts) > MOST_HOSTS:
-        many = f"{len(found.host_of)} ranks on {count_text(len(found.hosts), 'host')}"
-        why = f"{many} are too many for a map: analysis.topology has their rings."
+    elif len(found.hosts) > MOST_HOSTS:
+        why = f"{len(found.hosts)} hosts are too many for a map: analysis.topology has their rings."
     if found is None or why:
         return canvas.draw_message_instead(ax or canvas.new_axes(height_in=1.0, left_in=0.15), why)
     edges = drawn(found)
@@ -64,6 +64,11 @@ def topology(trace: Trace, *, group: str | None = None, ax: Axes | None = None) 
         corner = across * (cell + _APART_PT), down * (high + _APART_PT)
         ax.add_patch(Rectangle(corner, cell, high, facecolor=LANE, edgecolor=FAINT, linewidth=0.8, gid=f"host {host}"))
         canvas.write(ax, corner[0] + 6, corner[1] + _NAME_PT / 2, plain(host, most=max(8, int(cell / 6))))
+        if len(found.host_of) > MOST_RANKS:
+            (middle,) = _around(corner, (cell, high), 1)
+            places |= dict.fromkeys(ranks, middle)
+            canvas.write(ax, *middle, count_text(len(ranks), "rank"), ha="center", zorder=4)
+            continue
         for rank, spot in zip(ranks, _around(corner, (cell, high), len(ranks)), strict=True):
             places[rank] = spot
             ax.add_patch(Circle(spot, _NODE_PT, facecolor="white", edgecolor=INK, linewidth=0.8, zorder=3))
@@ -73,9 +78,18 @@ def topology(trace: Trace, *, group: str | None = None, ax: Axes | None = None) 
 
 
 def drawn(found: Topology) -> list[LinkSum]:
-    """Return the links to draw: those of whole rings, or all where the log has no ring or no link of one."""
+    """Return the links of whole rings, or all where the log has none; of many ranks those between hosts, summed."""
     edges = [edge for edge in found.edges if edge.use == "ring"] if found.rings else []
-    return edges or list(found.edges)
+    edges = edges or list(found.edges)
+    if len(found.host_of) <= MOST_RANKS:
+        return edges
+    host_of = found.host_of
+    sums: dict[tuple[int, int, str, str], list[LinkSum]] = defaultdict(list)
+    for edge in edges:
+        src, dst = host_of[edge.src], host_of.get(edge.dst)
+        if dst is not None and src != dst:
+            sums[found.hosts[src][0], found.hosts[dst][0], edge.kind, edge.use].append(edge)
+    return [LinkSum(*ends, sum(edge.channels for edge in parts), parts[0].vias, ()) for ends, parts in sums.items()]
 
 
 def title(found: Topology) -> str:
@@ -130,6 +144,8 @@ def _told(found: Topology, edges: Sequence[LinkSum]) -> list[str]:
 
 def _notes(found: Topology, edges: Sequence[LinkSum]) -> list[str]:
     notes = []
+    if len(found.host_of) > MOST_RANKS:
+        notes.append("Only links between hosts are drawn, all ranks of a host together.")
     if len({edge.channels for edge in edges}) > 1:
         notes.append("The wider an arrow, the more channels use it.")
     unseen = sorted(set(found.group.members) - set(found.host_of))
