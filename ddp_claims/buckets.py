@@ -17,7 +17,7 @@ from dlearn.cluster import Cluster
 from dlearn.draw import canvas
 from dlearn.draw.palette import INK, SERIES
 from dlearn.draw.text import TEXT_PT
-from dlearn.events.event import Bucket, Gradient, Stretch
+from dlearn.events.event import Bucket, Gradient, PhaseSpan
 from dlearn.lessons import digits, models
 from dlearn.recorder import span
 from dlearn.trace import Trace
@@ -96,7 +96,7 @@ def strips(steps: dict[str, Trace], *, title: str, notes: list[str]) -> Axes:
     canvas.describe(ax, *(f"{label} all-reduces." for label in labels.values()))
     for row, step in enumerate(steps.values()):
         mine = step.where(rank=0).events
-        (around,) = (event for event in mine if isinstance(event, Stretch) and event.phase == "backward")
+        (around,) = (event for event in mine if isinstance(event, PhaseSpan) and event.phase == "backward")
         percent = 100 / ((around.end_ns or 0) - around.start_ns)
         ready = [(each.start_ns - around.start_ns) * percent for each in mine if isinstance(each, Gradient)]
         ax.vlines(ready, row + 0.05, row + 0.25, colors=INK, linewidth=1.2)

@@ -11,9 +11,9 @@ import torch.distributed as dist
 from ddp_claims.conditions import ranks_on_cores
 from ddp_claims.samples import Samples, ratios
 from ddp_claims.verdicts import Check, Claim, Result
-from dlearn.analysis.findings import size_text
 from dlearn.cluster import Cluster
 from dlearn.lessons import charts
+from dlearn.shown import size_text
 
 RANKS = 2
 ELEMENTS = 1 << 20

@@ -66,7 +66,7 @@ def steps(folder: str) -> dict[str, list[float]]:
     return seconds
 
 
-class Place(NamedTuple):
+class Heartbeat(NamedTuple):
     """What was seen on one kind of network."""
 
     seconds: Mapping[str, list[float]]
@@ -75,10 +75,10 @@ class Place(NamedTuple):
     traces: dict[str, Trace]
 
 
-def place(seconds: Mapping[str, list[float]], folder: str) -> Place:
+def place(seconds: Mapping[str, list[float]], folder: str) -> Heartbeat:
     traces = {kind: Trace.load(Path(folder) / kind) for kind in KINDS}
     hidden = {kind: Samples(tuple(shares_of(overlap(trace)))) for kind, trace in traces.items()}
-    return Place(seconds, ratios(seconds["without"], seconds["with"]), hidden, traces)
+    return Heartbeat(seconds, ratios(seconds["without"], seconds["with"]), hidden, traces)
 
 
 def shares_of(found: Overlap) -> Iterator[float]:

@@ -16,7 +16,7 @@ from ddp_claims.samples import Samples
 from ddp_claims.verdicts import Check, Claim, Result
 from dlearn.cluster import Cluster
 from dlearn.draw.palette import FAINT
-from dlearn.events.event import Gradient, Stretch
+from dlearn.events.event import Gradient, PhaseSpan
 from dlearn.lessons import charts, digits, models
 from dlearn.recorder import span
 from dlearn.trace import Trace
@@ -72,7 +72,7 @@ class Pass(NamedTuple):
 def one_pass(trace: Trace) -> Pass:
     """Return the only backward pass of this part of a trace."""
     gradients = [event for event in trace.events if isinstance(event, Gradient)]
-    (around,) = (event for event in trace.events if isinstance(event, Stretch) and event.phase == "backward")
+    (around,) = (event for event in trace.events if isinstance(event, PhaseSpan) and event.phase == "backward")
     assert around.end_ns is not None
     lasts = around.end_ns - around.start_ns
     ready = tuple((each.start_ns - around.start_ns) / lasts for each in gradients)

@@ -17,10 +17,10 @@ from ddp_claims.conditions import no_network, ranks_on_cores
 from ddp_claims.figures import panels
 from ddp_claims.samples import CONFIDENCE, Samples
 from ddp_claims.verdicts import Check, Claim, Result
-from dlearn.analysis.findings import size_text
 from dlearn.cluster import Cluster
 from dlearn.draw import canvas
 from dlearn.draw.palette import FAINT, SERIES
+from dlearn.shown import size_text
 
 RANKS = 2
 ROUNDS = 32

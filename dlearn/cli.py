@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dlearn import doctor
-from dlearn.analysis.telling.words import explain as explanation
+from dlearn.analysis.telling.explanations import explain as explanation
 from dlearn.analysis.volume.message_lines import csv_lines, json_lines, text_lines
 from dlearn.errors import DlearnError, SetupError, TraceError, WrongArguments
 from dlearn.events import readers

@@ -78,7 +78,7 @@ class Shown:
         return "".join(shown)
 
 
-class Answer(msgspec.Struct, Shown, frozen=True):
+class Result(msgspec.Struct, Shown, frozen=True):
     """A frozen value that shows itself."""
 
     __repr__ = Shown.__repr__

@@ -166,7 +166,7 @@ _ = axes.set_ylim(0, 1.14 * P / 1000)  # room for the number on the highest bar
 
 # %% tags=["check"]
 first, then, at_last = operations(last["PowerSGD 1"])
-assert at_last.start_ns > then.transfer_ns  # no rank sends Q before every rank has given its P
+assert at_last.start_ns > then.last_arrival_ns  # no rank sends Q before every rank has given its P
 
 # %% [markdown]
 # ## Two things that do not work here

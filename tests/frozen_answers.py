@@ -80,8 +80,8 @@ def _residue(part: Any) -> list[object]:
 
 def _held(walk: Any) -> dict[str, list[list[object]]]:
     """What each rank holds at the end, in each place of each board."""
-    boards = {board.title: walk.held(board, len(walk.steps)) for board in walk.boards}
-    return {title: [[*key, held[key].text] for key in sorted(held)] for title, held in boards.items()}
+    panels = {panel.title: walk.held(panel, len(walk.steps)) for panel in walk.panels}
+    return {title: [[*key, held[key].text] for key in sorted(held)] for title, held in panels.items()}
 
 
 OPERATION = ("op", "seq", "problem", "what", "sender", "receiver", "payload_bytes")

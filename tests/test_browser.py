@@ -22,7 +22,7 @@ from traces import Job, header
 
 from dlearn import draw, messages, operations
 from dlearn.draw.palette import contrast
-from dlearn.live.held_page import HeldPage
+from dlearn.live.paused_page import HeldPage
 from dlearn.play import Player, player, strip
 
 pytest.importorskip("playwright", reason="nobody can click without playwright: `make test-all` installs it")
@@ -228,8 +228,8 @@ def reduced(tmp_path) -> Player:
 
 def board_texts(shown: Player, step: int) -> list[list[str]]:
     """What stands on the board of the all-reduce after so many steps, by rank."""
-    [board] = shown.walk.boards
-    held = shown.walk.held(board, step)
+    [panel] = shown.walk.panels
+    held = shown.walk.held(panel, step)
     return [[held[key].text for key in sorted(held) if key[0] == rank] for rank in range(4)]
 
 
@@ -430,7 +430,7 @@ class Held:
         told = [(0, "send", 1, 4000), (1, "recv", 0, 4000), (2, "all_reduce", None, 16)]
         names = ("rank", "op", "to", "bytes")
         calls = [SimpleNamespace(**dict(zip(names, facts, strict=True)), site="train.py:5") for facts in told]
-        self.keeper = SimpleNamespace(names=(0, 1, 2), calls=calls, passed=[], is_open=False)
+        self.gate_server = SimpleNamespace(names=(0, 1, 2), calls=calls, passed=[], is_open=False)
         self.ranks = {0: "waits at the gate: send to 1", 1: "waits at the gate: recv from 0", 2: SCRIPT}
         self.hang = "rank 0 waits"
         self.under_way = True

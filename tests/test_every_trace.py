@@ -110,7 +110,7 @@ def test_a_row_of_a_frame_says_what_its_operation_or_message_says(traces):
     for trace in traces:
         asked, found = operations(trace), messages(trace)
         calls, sent = asked.to_frame(), found.to_frame()
-        for name in ("op", "start_ns", "transfer_ns", "given_bytes", "problem", "what"):
+        for name in ("op", "start_ns", "last_arrival_ns", "given_bytes", "problem", "what"):
             assert calls[name].tolist() == [getattr(each, name) for each in asked], name
         assert calls.last_rank.tolist() == [trace.label(each.last_rank) for each in asked]
         assert calls.site.tolist() == [each.ends[0].site for each in asked]

@@ -63,8 +63,9 @@ def test_an_iteration_is_played_message_by_message_with_every_node_of_its_graph(
         assert [step.message for step in walk.steps if step.message] == list(one.messages)
         for place, graph in enumerate(walk.graphs):
             ran = {node.key for node in graph.nodes if node.start_ns is not None}
-            lit = [step.lit[1] for step in walk.steps if step.lit and step.lit[0] == place]
-            assert {graph.nodes[node].key for node in lit} == ran
+            shown = (step.highlighted for step in walk.steps if step.highlighted)
+            nodes = [node for of, node in shown if of == place]
+            assert {graph.nodes[node].key for node in nodes} == ran
 
 
 def test_in_a_walk_no_rank_acts_on_what_it_has_not_got(archive):

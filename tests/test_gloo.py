@@ -68,16 +68,16 @@ def adds_up_once(steps, ranks, payload, itemsize):
     tiles = sorted({(each.offset_bytes, each.payload_bytes) for step in steps for each in step})
     assert all(start + length == following for (start, length), (following, _) in pairwise(tiles))
     assert all(offset % itemsize == length % itemsize == 0 for offset, length in tiles)
-    everybody = set(range(ranks))
+    all_ranks = set(range(ranks))
     value = {(rank, offset): {rank} for rank in range(ranks) for offset, _ in tiles}
     for step in steps:
         arriving = [(each, value[each.src, each.offset_bytes]) for each in step]
         for each, sent in arriving:
             assert each.dst == (each.src - 1) % ranks
             mine = value[each.dst, each.offset_bytes]
-            assert sent.isdisjoint(mine) or sent == everybody, "a share would be added twice"
+            assert sent.isdisjoint(mine) or sent == all_ranks, "a share would be added twice"
             value[each.dst, each.offset_bytes] = sent | mine
-    assert all(each == everybody for each in value.values())
+    assert all(each == all_ranks for each in value.values())
     assert sum(each.payload_bytes for step in steps for each in step) == 2 * (ranks - 1) * payload
 
 

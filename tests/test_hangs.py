@@ -6,7 +6,7 @@ from traces import Job
 from dlearn import explain
 from dlearn.analysis import hangs
 from dlearn.events.event import REFUSED, RpcCall, RpcRun, Worker
-from dlearn.events.job_facts import Exit, OtherMpiCall, Place, Stopped
+from dlearn.events.job_facts import Exit, Heartbeat, OtherMpiCall, Stopped
 
 MS = 1_000_000
 
@@ -42,7 +42,7 @@ def refused(job):
 
 def killed(job):
     job.collective("barrier", ranks=[0], end_ns=None)
-    job.files[1] += [Place(at_ns=50, site="a.py:3"), Exit(status=-9)]
+    job.files[1] += [Heartbeat(at_ns=50, site="a.py:3"), Exit(status=-9)]
     return "rank 1 never called it, it was killed by SIGKILL"
 
 
@@ -54,7 +54,7 @@ def unused_parameter(job):
     job.gradient(0, "b.bias", backward=9)
     facts = {"launcher": "reducer", "phase": "backward", "backward": 9}
     job.collective("all_reduce", size=8, ranks=[0], end_ns=None, start_ns=30, **facts)
-    job.files[1].append(Place(at_ns=50, ended="returned"))
+    job.files[1].append(Heartbeat(at_ns=50, ended="returned"))
     return (
         "rank 0 waits for rank 1 in all_reduce #1 (bucket 0: b.weight, b.bias); rank 1 never produced the gradients of"
         " b.bias in backward pass 1, it has returned from its function"

@@ -68,7 +68,7 @@ def test_an_operation_waits_for_its_last_rank(tmp_path):
     job = Job(tmp_path, ranks=3)
     job.collective("all_reduce", size=300, start_ns={0: 10, 1: 70, 2: 30}, end_ns={0: 90, 1: 95, 2: 91})
     (operation,) = operations(job.load())
-    assert (operation.start_ns, operation.transfer_ns, operation.end_ns, operation.last_rank) == (10, 70, 95, 1)
+    assert (operation.start_ns, operation.last_arrival_ns, operation.end_ns, operation.last_rank) == (10, 70, 95, 1)
     assert (operation.given_bytes, operation.what) == (300, "uint8[300]")
 
 

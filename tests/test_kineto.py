@@ -43,7 +43,7 @@ def test_a_real_trace_of_one_rank_of_two():
 def test_execution_traces_tell_what_old_kernels_do_not():
     trace = Trace.load(DLRM)
     found = list(operations(trace))
-    assert [(len(one.ends), one.misfit) for one in found] == [(8, None)] * 8
+    assert [(len(one.ends), one.mismatch) for one in found] == [(8, None)] * 8
     sent = traffic(trace)
     # What each rank gives, by its own splits, less what it keeps; and what each gets is as large as its room.
     for rank in range(8):
@@ -64,7 +64,7 @@ def test_who_comes_last_is_on_the_time_of_the_gpu_and_calls_meet_by_their_number
     before, one = operations(trace)
     assert (before.seq, before.ranks, one.seq, one.ranks) == (7, (2,), 8, (0, 1, 2))
     assert {end.rank: end.end_ns for end in one.ends} == dict.fromkeys(range(3), BASE_NS + 1_800_000)
-    assert (one.last_rank, one.start_ns, one.transfer_ns) == (1, BASE_NS + 1_000_000, BASE_NS + 1_700_000)
+    assert (one.last_rank, one.start_ns, one.last_arrival_ns) == (1, BASE_NS + 1_000_000, BASE_NS + 1_700_000)
 
 
 def test_hosts_clocks_are_compared_by_the_ends_of_collectives_one_by_another(tmp_path):

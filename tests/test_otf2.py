@@ -33,7 +33,7 @@ def test_all_sends_meet_their_receives_and_all_collectives_their_members(tmp_pat
     assert len(sends) == len(messages(ten)) == 1440
     assert all(len(one.ends) == 2 for one in sends)
     others = [one for one in operations(ten) if not one.is_message]
-    assert all(one.missing == () and one.misfit is None for one in others)
+    assert all(one.missing == () and one.mismatch is None for one in others)
     pairs = {one.group.members for one in others if len(one.group.members) == 2}
     assert pairs == {(0, 6), (1, 7), (2, 8), (3, 9)}
     wide = [one for one in others if len(one.group.members) == 10]

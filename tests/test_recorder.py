@@ -30,7 +30,7 @@ import dlearn
 from dlearn import Trace, explain, messages, operations
 from dlearn.analysis import assert_traffic, hangs, reconcile, traffic
 from dlearn.errors import DlearnError
-from dlearn.events.event import NOT_OBSERVED, REFUSED, Collective, Gradient, PointToPoint, Stretch
+from dlearn.events.event import NOT_OBSERVED, REFUSED, Collective, Gradient, PhaseSpan, PointToPoint
 
 # All ops, from any caller ---------------------------------------------------------------------------------------------
 
@@ -94,13 +94,13 @@ def test_every_stretch_of_a_step_is_seen_and_holds_what_happens_in_it(recorded):
     trace = recorded(programs.train_ddp, ranks=3, arguments=(4,))
     for rank in range(3):
         mine = trace.where(rank=rank)
-        stretches = mine.of(Stretch)
-        assert [each.phase for each in stretches] == ["forward", "backward", "optimizer"] * 4
-        assert all(a.end_ns <= b.start_ns for a, b in pairwise(stretches))
+        phase_spans = mine.of(PhaseSpan)
+        assert [each.phase for each in phase_spans] == ["forward", "backward", "optimizer"] * 4
+        assert all(a.end_ns <= b.start_ns for a, b in pairwise(phase_spans))
         inside = [*mine.of(Gradient), *(call for call in mine.of(Collective) if call.phase == "backward")]
         assert len(inside) > 20
         for event in inside:
-            around = [each for each in stretches if each.start_ns <= event.start_ns <= each.end_ns]
+            around = [each for each in phase_spans if each.start_ns <= event.start_ns <= each.end_ns]
             assert [each.phase for each in around] == [event.phase]
 
 

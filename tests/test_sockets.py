@@ -21,7 +21,7 @@ kept: list[object] = []
 
 def two_groups_and_the_store() -> None:
     pair = dist.new_group([0, 2])
-    everybody = dist.new_group()
+    all_ranks = dist.new_group()
     # The store's connection carries more than all of them.
     store = dist.distributed_c10d._get_default_store()
     store.set(f"large {dist.get_rank()}", "x" * 1_000_000)
@@ -29,7 +29,7 @@ def two_groups_and_the_store() -> None:
         dist.all_reduce(torch.ones(1000), group=pair)
         half = torch.ones(2)
         dist.send(half, 2, pair) if dist.get_rank() == 0 else dist.recv(half, 0, pair)
-    dist.all_reduce(torch.ones(50), group=everybody)
+    dist.all_reduce(torch.ones(50), group=all_ranks)
 
 
 def test_groups_have_their_own_connections_and_the_store_is_not_counted(recorded):

@@ -254,7 +254,7 @@ def test_a_real_run_has_every_gradient_in_a_bucket_that_was_sent_and_done(record
     for each in found.items:
         assert each.never_ready == ()
         assert each.begins_ns <= min(at for _, at in each.ready)
-        assert max(at for _, at in each.ready) <= each.launched_ns <= each.transfer_ns <= each.done_ns
+        assert max(at for _, at in each.ready) <= each.launched_ns <= each.last_arrival_ns <= each.done_ns
     assert [step.number for step in analysis.overlap(trace).steps] == [0, 1, 2, 3, 4]
     assert len(parts(draw.buckets(trace), "transfer")) >= 4
 

@@ -23,8 +23,8 @@ def walk_of(trace, **options):
     return player(trace, **options).walk
 
 
-def at_the_end(walk, board):
-    return {change.text for change in walk.held(board, len(walk.steps)).values()}
+def at_the_end(walk, panel):
+    return {change.text for change in walk.held(panel, len(walk.steps)).values()}
 
 
 def ever(walk):
@@ -37,13 +37,13 @@ def test_gloos_own_schedules_end_as_they_should(tmp_path_factory, ranks, words, 
     job = Job(tmp_path_factory.mktemp("job"), ranks=ranks)
     job.collective(op, size=4 * words, **({} if op == "all_reduce" else {"root": 1}))
     walk = walk_of(job.load())
-    (board,) = walk.boards
+    (panel,) = walk.panels
     assert "?" not in ever(walk)
     assert op == "broadcast" or walk.notes[-1].startswith("The sum may be a maximum or another reduction")
     if op == "reduce":
-        assert {each.text for key, each in walk.held(board, len(walk.steps)).items() if key[0] == 1} == {"sum"}
+        assert {each.text for key, each in walk.held(panel, len(walk.steps)).items() if key[0] == 1} == {"sum"}
     else:
-        assert at_the_end(walk, board) == ({"sum"} if op == "all_reduce" else {"1"})
+        assert at_the_end(walk, panel) == ({"sum"} if op == "all_reduce" else {"1"})
 
 
 CALLS = st.tuples(
@@ -80,8 +80,8 @@ def test_the_pieces_of_every_glass_box_collective_move_and_sum(recorded):
     assert len(trace.spans) == 8
     for name in trace.spans:
         walk = walk_of(trace.within(name))
-        (board,) = walk.boards
-        held = {key: change.text for key, change in walk.held(board, len(walk.steps)).items()}
+        (panel,) = walk.panels
+        held = {key: change.text for key, change in walk.held(panel, len(walk.steps)).items()}
         promised = {
             "all_reduce": dict.fromkeys(held, "sum"),
             "all_gather": {(rank, piece): str(piece) for rank in range(4) for piece in range(4)},
@@ -97,8 +97,8 @@ def test_the_pieces_of_every_glass_box_collective_move_and_sum(recorded):
 
 def test_gradients_fill_buckets_and_these_travel(recorded):
     walk = walk_of(recorded(programs.train_ddp, 2, arguments=(5,), measure="span").within("step 4"))
-    board = next(each for each in walk.boards if each.lasting)
-    assert at_the_end(walk, board) == {"bucket 0: averaged", "bucket 1: averaged"}
+    panel = next(each for each in walk.panels if each.lasting)
+    assert at_the_end(walk, panel) == {"bucket 0: averaged", "bucket 1: averaged"}
     assert {step.mark for step in walk.steps if step.op == "work"} == {"forward", "backward", "optimizer"}
     for rank in range(2):
         mine = [step for step in walk.steps if step.rank == rank]
@@ -129,8 +129,8 @@ def test_a_pipelines_works_and_messages_in_order_and_what_is_kept(tmp_path):
     walk = walk_of(job.load())
     told = " ".join(f"{step.mark or 'sends'}({step.rank})" for step in walk.steps)
     assert told == ("F0(0) sends(0) F1(0) F0(1) sends(0) B0(1) sends(1) B0(0) F1(1) B1(1) sends(1) B1(0)")
-    (board,) = walk.boards
-    kept = [[change.text for key, change in walk.held(board, step).items() if key[0] == 0] for step in (3, 8, 12)]
+    (panel,) = walk.panels
+    kept = [[change.text for key, change in walk.held(panel, step).items() if key[0] == 0] for step in (3, 8, 12)]
     assert kept == [["micro-batch 0", "micro-batch 1"], ["", "micro-batch 1"], ["", ""]]
 
 
@@ -145,7 +145,7 @@ def test_what_ranks_hold_is_not_shown_without_the_messages_before(tmp_path):
     every = messages(trace)
     chosen = (every[:7], every[12:], [message for message in every if message.src == 0])
     walks = [walk_of(trace, messages=some) for some in chosen]
-    assert [len(walk.boards) for walk in walks] == [1, 0, 0]
+    assert [len(walk.panels) for walk in walks] == [1, 0, 0]
     assert "not shown for 1 of the collectives: not all that was sent is here." in walks[1].notes[-1]
     assert not any(" Then " in step.sentence for walk in walks[1:] for step in walk.steps)
 
@@ -175,7 +175,7 @@ def test_the_steps_of_a_lost_file_say_not_which_piece_they_carried(tmp_path):
         file.unlink()
     rest = walk_of(Trace.load(tmp_path))
     assert len(rest.messages) == 2
-    assert rest.boards == ()
+    assert rest.panels == ()
     assert rest.notes[-1].startswith("Problem: 1 of 2 processes left a file")
 
 

@@ -113,7 +113,7 @@ class Job:
         self.event(seen.Gradient, rank, model=model, parameter=parameter, bytes=size, backward=backward, start_ns=at_ns)
 
     def stretch(self, rank: int, phase: str, start_ns: int, end_ns: int, **facts: Any) -> None:
-        self.event(seen.Stretch, rank, phase=phase, start_ns=start_ns, end_ns=end_ns, **facts)
+        self.event(seen.PhaseSpan, rank, phase=phase, start_ns=start_ns, end_ns=end_ns, **facts)
 
     def connect(self, group: str = "world", *, known: bool = True) -> None:
         """A connection between every two members, as gloo makes them; the socket's id is the peer's index. If the

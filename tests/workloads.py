@@ -203,8 +203,8 @@ def monitored_barrier() -> None:
 
 @sends(all_reduce=1, broadcast=1)
 def new_groups() -> None:
-    everybody = dist.new_group(list(range(dist.get_world_size())))
-    dist.all_reduce(torch.ones(3), group=everybody)
+    all_ranks = dist.new_group(list(range(dist.get_world_size())))
+    dist.all_reduce(torch.ones(3), group=all_ranks)
     pair = dist.new_group([0, 1])
     if dist.get_rank() in (0, 1):
         dist.broadcast(torch.ones(3), 0, group=pair)

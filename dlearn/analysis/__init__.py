@@ -11,11 +11,11 @@ from dlearn.analysis.ddp.breakdown import Breakdown, breakdown
 from dlearn.analysis.ddp.bucket_times import BucketTimes, bucket_times
 from dlearn.analysis.ddp.overlap import Overlap, overlap
 from dlearn.analysis.ddp.step_times import RunSteps, step_times
+from dlearn.analysis.hanging.hang_detection import Hang, Mismatch, hangs, mismatches
 from dlearn.analysis.hanging.roots import Root, Victim, roots, victims
-from dlearn.analysis.hanging.stuck import Hang, Mismatch, hangs, mismatches
 from dlearn.analysis.rpc.iteration import Iteration, iteration, iterations
 from dlearn.analysis.rpc.networkx_graph import autograd_graph
-from dlearn.analysis.telling.words import Explanation, explain
+from dlearn.analysis.telling.explanations import Explanation, explain
 from dlearn.analysis.volume.comparing import Comparison, compare
 from dlearn.analysis.volume.rank_memory import RankMemory, rank_memory
 from dlearn.analysis.volume.reconcile import Reconciliation, reconcile

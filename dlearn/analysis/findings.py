@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from dlearn.analysis.hanging.hang_words import missing_text, never, tell, why_missing, why_stuck
+from dlearn.analysis.hanging.hang_detection import hangs
+from dlearn.analysis.hanging.hang_report import missing_text, never, report, why_missing, why_stuck
 from dlearn.analysis.hanging.roots import roots
-from dlearn.analysis.hanging.stuck import hangs
 from dlearn.analysis.volume.traffic import Traffic, WireTraffic, traffic
 from dlearn.join.ends import End
 from dlearn.join.operation_messages import PairSum
 from dlearn.join.tables.operation_table import Operation
-from dlearn.shown import Scale, capital, count_text, listed, size_text, three_digits, time_text, unit_of
+from dlearn.shown import capital, count_text, listed, size_text
 from dlearn.trace import Trace
 
-__all__ = ["Scale", "size_text", "three_digits", "time_text", "unit_of"]  # Of `shown`.
 _PAIRS_SHOWN = 30
 _RANKS_NAMED, _LONGEST_FINDING = 4, 70
 """Of so many ranks each is named with what it sends, in so many characters."""
@@ -47,7 +46,7 @@ def hang_finding(trace: Trace) -> str:
         ranks = [*dict.fromkeys(root.rank for root in found)]
         names, hold = trace.labels.listed(ranks), "holds" if len(ranks) == 1 else "hold"
         return capital(f"{names} {hold} the others up", ranks[0], trace.labels)
-    first = tell(hangs(trace), trace)[:1]
+    first = report(hangs(trace), trace)[:1]
     return "".join(capital(each.sentence, each.speaker, trace.labels) for each in first)
 
 
@@ -60,7 +59,7 @@ def stuck_reasons(operation: Operation, end: End, trace: Trace) -> tuple[str, ..
         return why_missing(operation, trace), brief, missing_text(operation, trace)
     if operation.refused:
         return (f"refused at once: {end.error}", "refused")
-    if end.failed and operation.misfit is None:
+    if end.failed and operation.mismatch is None:
         return (f"failed: {end.error}",)
     return (why_stuck(operation, trace),)
 
@@ -176,7 +175,7 @@ def sizes_text(pairs: Sequence[PairSum]) -> str:
     return f"{about}{size_text(most)}{parts}"
 
 
-def in_words(pairs: Sequence[PairSum]) -> str:
+def pairs_text(pairs: Sequence[PairSum]) -> str:
     """Return "each of 16 to each other, 1.20 kB (derived)"; nothing of no pair."""
     if not pairs:
         return ""

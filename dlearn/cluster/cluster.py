@@ -17,8 +17,8 @@ import cloudpickle
 from dlearn.cluster import engines, mpi_job, networks, warm_pool
 from dlearn.cluster.answers import Raised, Returned
 from dlearn.cluster.faults import rank_error, who
-from dlearn.cluster.held_run import HeldRun
 from dlearn.cluster.output import OutputStreams
+from dlearn.cluster.paused_run import PausedRun
 from dlearn.cluster.payload import environment_here, pack
 from dlearn.cluster.rank_pool import Died, Ended, Outcome, RankPool
 from dlearn.cluster.rank_process import RankProcess
@@ -28,7 +28,7 @@ from dlearn.errors import Interrupted, SetupError
 from dlearn.events.job_facts import Exit, Stopped, Switched
 from dlearn.events.options import Measure, Options
 from dlearn.events.writer import file_of_rank, note_end
-from dlearn.live.keeper import Hold, Keeper
+from dlearn.live.gate_server import GateServer, Hold
 from dlearn.live.live_display import LiveDisplay
 from dlearn.network.link import Link
 from dlearn.network.live import LiveNetwork
@@ -126,7 +126,7 @@ class Cluster:
         self.record = options if record else None
         self._inside_with = False
         self._pool: RankPool | None = None
-        self._held_run: Callable[[], HeldRun | None] = lambda: None
+        self._held_run: Callable[[], PausedRun | None] = lambda: None
 
     def run(
         self,
@@ -141,7 +141,7 @@ class Cluster:
         Returns when all are done. Raises RankError if a rank fails, or if they are not done after `timeout` seconds
         (None waits for ever); with `check=False` the error stands in `run.error` instead.
 
-        With `hold` it returns at once, a `HeldRun` that has no timeout and whose `join()` raises what this would.
+        With `hold` it returns at once, a `PausedRun` that has no timeout and whose `join()` raises what this would.
         """
         for name in unknown:
             hint = f"give run() a functools.partial(function, {name}=...)"
@@ -154,22 +154,22 @@ class Cluster:
             raise SetupError("a held run of these ranks is under way: free() and join() it, or end() it, first.")
         run = Run(new_folder(), self.record is not None)
         keep_folder(run)
-        keeper = None if self._hold_calls is False else Keeper(self.names, self._hold_calls)
+        gate_server = None if self._hold_calls is False else GateServer(self.names, self._hold_calls)
         pool: RankPool | None = None
         try:
             pool = self._pool_for_call()
             run.private, run.exposed = self._private and not self._exposed, self._exposed
-            if keeper is None:
+            if gate_server is None:
                 calls = self._calls(payload, run)
                 return self._carry_out(run, pool, calls, timeout, check=check)
-            calls = self._calls(payload, run, gate=keeper.address)
+            calls = self._calls(payload, run, gate=gate_server.address)
             finish = partial(self._carry_out, run, pool, calls, None, check=False)
-            held = HeldRun.of(run, keeper, finish, end=partial(warm_pool.kill_all, tuple(pool.ranks)))
+            held = PausedRun.of(run, gate_server, finish, end=partial(warm_pool.kill_all, tuple(pool.ranks)))
             self._held_run = weakref.ref(held)  # When the user's reference is gone, it ends.
             return held
         except BaseException:
-            if keeper is not None:
-                keeper.close()
+            if gate_server is not None:
+                gate_server.close()
             if pool is not None and pool is not self._pool:
                 pool.kill()
             raise

@@ -8,8 +8,8 @@ import signal
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dlearn.analysis.hanging.hang_words import pace_text, tell, whereabouts
-from dlearn.analysis.hanging.stuck import Hang, exit_text, hangs, pace
+from dlearn.analysis.hanging.hang_detection import Hang, exit_text, hangs, pace
+from dlearn.analysis.hanging.hang_report import pace_text, report, whereabouts
 from dlearn.cluster.answers import Raised, Returned
 from dlearn.cluster.payload import notebook_cells
 from dlearn.cluster.rank_pool import Died, Ended, Outcome
@@ -57,7 +57,7 @@ def rank_error(
             what += "\nthen: " + "; ".join(filter(None, then))
     if trace is not None:
         related = [each for each in hangs(trace) if _is_part(each, outcome, first)]
-        what += "".join(f"\n{each.sentence}." for each in tell(related, trace))
+        what += "".join(f"\n{each.sentence}." for each in report(related, trace))
     details = _without_stacks(outcome.traceback) if isinstance(outcome, Raised) else ""
     return RankError(rank=names[first], what=what, hint=_hint(outcome, run), details=details, run=run)
 
@@ -66,7 +66,7 @@ def _is_part(hang: Hang, outcome: Outcome, first: int) -> bool:
     """Return whether a hang is part of the fault of the rank that failed first."""
     if isinstance(outcome, Died):
         # gloo ends a process whose peer sends more than it has room for: whose calls do not fit?
-        aborted = outcome.exit_code == -signal.SIGABRT and hang.operation.misfit is not None
+        aborted = outcome.exit_code == -signal.SIGABRT and hang.operation.mismatch is not None
         return aborted or first in hang.operation.missing
     # A connection broke or timed out, and no rank failed before: which one was waited for?
     return _is_broken(outcome)
@@ -152,7 +152,7 @@ def _hang(
     notes = {index: note for index, outcome in enumerate(outcomes) if (note := _note(outcome))}
     hint = "a longer run(..., timeout=...), if the ranks were only slow."
     if trace is not None and found:
-        reason = ". ".join(each.sentence for each in tell(found, trace, notes))
+        reason = ". ".join(each.sentence for each in report(found, trace, notes))
         hint = "run(..., check=False) returns what was recorded; draw.timeline(its .trace) draws the hang."
     elif trace is not None and (went := pace(trace)) is not None and went.slow:
         reason = pace_text(went)

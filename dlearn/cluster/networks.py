@@ -23,7 +23,7 @@ from dlearn.cluster.rank_protocol import LOOPBACK, receive_descriptor
 from dlearn.errors import SetupError
 from dlearn.network import namespace
 from dlearn.network.live import LiveNetwork, SwitchProcess
-from dlearn.network.namespace import NotPermitted, Seat
+from dlearn.network.namespace import NetworkNamespace, NotPermitted
 
 
 def start_private(count: int) -> list[RankProcess]:
@@ -92,7 +92,7 @@ def start_switched(network: LiveNetwork, count: int) -> list[RankProcess]:
     """Start ranks in a network each, and a switch between them. SetupError where that is not permitted."""
     with ExitStack() as opened, warm_pool.ended_on_error() as ranks:
         for rank in range(count):
-            seat = Seat(rank, count, network.packet_bytes, network.asked.window_bytes)
+            seat = NetworkNamespace(rank, count, network.packet_bytes, network.asked.window_bytes)
             ranks.append(start_rank(partial(namespace.enter, seat), namespace.address(0)))
         devices = []
         for started in ranks:

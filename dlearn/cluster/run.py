@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlearn.errors import DlearnError, RankError, SetupError, TraceError
-from dlearn.network.carried import Carried
+from dlearn.network.forwarded import Forwarded
 from dlearn.shown import Paragraph, Shown, count_text
 from dlearn.trace import Trace
 
@@ -45,7 +45,7 @@ class Run(Shown):
     results: dict[Any, Any] = field(default_factory=dict)
     output: dict[Any, str] = field(default_factory=dict)
     error: RankError | None = None
-    network: Carried | None = None
+    network: Forwarded | None = None
     private: bool = False
     """Whether its ranks were in a network that nobody else is in, and that has no way out."""
     exposed: str = ""
@@ -73,7 +73,7 @@ class Run(Shown):
         if self.recorded:
             if self._is_small():
                 # Only where somebody looks at a run: whoever starts one need not wait for this.
-                from dlearn.analysis.telling.words import overview
+                from dlearn.analysis.telling.explanations import overview
 
                 try:
                     yield overview(self.trace)

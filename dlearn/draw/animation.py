@@ -18,8 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from PIL import Image
 
-from dlearn.analysis.findings import size_text
-from dlearn.analysis.walking import Board, Change, Step, Walkthrough
+from dlearn.analysis.replay import Change, StatePanel, Step, Walkthrough
 from dlearn.draw.arrows import draw_arrow
 from dlearn.draw.canvas import draw_boxes, write
 from dlearn.draw.layout.circle_layout import WIDTH, spots_of
@@ -27,7 +26,7 @@ from dlearn.draw.palette import FAINT, HELD, INK, LANE, MISSING, SERIES, Color, 
 from dlearn.draw.text import cut, plain, wrap
 from dlearn.errors import DlearnError
 from dlearn.join.tables.message_table import Message
-from dlearn.shown import count_text
+from dlearn.shown import count_text, size_text
 
 MOST_FRAMES = 40
 _LAST_MS = 3000
@@ -115,8 +114,8 @@ class Stage:
             color = MISSING if red else INK if pair in used else _AT_REST
             wire = self.spots.wire(pair, self.pairs)
             draw_arrow(ax, *wire, how="observed", color=color, linewidth=1.5)
-        board = self._board(after)
-        held = self.walk.held(board, after if part == 1.0 else before) if board else {}
+        panel = self._board(after)
+        held = self.walk.held(panel, after if part == 1.0 else before) if panel else {}
         for rank in self.ranks:
             color = MISSING if rank in absent else INK if rank in chain(*used) else FAINT
             self._draw_machine(ax, rank, color, _mark_of(rank, steps))
@@ -141,14 +140,14 @@ class Stage:
             progress += f"; {count_text(self.left_out, 'later step')} left out"
         _write(ax, 12, self.bottom - 16, progress, color=FAINT)
 
-    def _board(self, after: int) -> Board | None:
+    def _board(self, after: int) -> StatePanel | None:
         """Find the board of the operation under way, or else of the next one."""
-        boards = {board.title: board for board in self.walk.boards}
+        panels = {panel.title: panel for panel in self.walk.panels}
         for step in (*reversed(self.walk.steps[:after]), *self.walk.steps[after:]):
             for change in step.changes:
-                if not boards[change.board].lasting:
-                    return boards[change.board]
-        return next(iter(boards.values()), None)
+                if not panels[change.panel].lasting:
+                    return panels[change.panel]
+        return next(iter(panels.values()), None)
 
     def _draw_machine(self, ax: Axes, rank: int, color: Color, mark: str) -> None:
         (x, y), wide, high = self.spots.middles[rank], self.spots.wide, self.spots.high

@@ -10,7 +10,6 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
 
-from dlearn.analysis.findings import size_text
 from dlearn.analysis.rpc.networkx_graph import condense, graph_finding
 from dlearn.draw import canvas
 from dlearn.draw.arrows import draw_arrow
@@ -20,7 +19,7 @@ from dlearn.draw.layout.graph_layout import Layout, lay_out
 from dlearn.draw.palette import FAINT, INK, MISSING, STRIP, Color, look
 from dlearn.draw.text import TEXT_PT, cut, plain, text_width
 from dlearn.join.autograd_graph import AutogradGraph, Edge, Key, Node, contexts_with_graph, join_graph
-from dlearn.shown import first_few
+from dlearn.shown import first_few, size_text
 from dlearn.trace import Trace
 
 _BOX_PT = 17.0

@@ -10,13 +10,14 @@ from matplotlib.axes import Axes
 from dlearn.analysis.ddp.breakdown import Breakdown
 from dlearn.analysis.ddp.breakdown import breakdown as parts_of
 from dlearn.analysis.ddp.training_steps import Phase, TrainingStep
-from dlearn.analysis.findings import hang_finding, time_text
+from dlearn.analysis.findings import hang_finding
 from dlearn.draw import canvas, palette
 from dlearn.draw.canvas import points, points_per_ms, write
 from dlearn.draw.palette import BACKWARD, FAINT, FORWARD, INK, OPTIMIZER, WAITING_HATCH
 from dlearn.draw.step_bars import Style, TimeRow, lay_out, legend
 from dlearn.draw.text import SMALLEST_PT, TEXT_PT, cut, plain, text_width, wrap
 from dlearn.draw.timeline_model import brief_name
+from dlearn.shown import time_text
 from dlearn.trace import Trace
 
 _HEAD_IN, _BAR_IN, _HIDDEN_IN, _LINE_IN, _GAP_IN = 0.24, 0.28, 0.08, 0.16, 0.13

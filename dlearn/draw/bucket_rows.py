@@ -11,14 +11,13 @@ from matplotlib.axes import Axes
 from msgspec.structs import replace
 
 from dlearn.analysis.ddp.bucket_times import BucketTime, BucketTimes, begins_of, bucket_times
-from dlearn.analysis.findings import size_text
-from dlearn.analysis.telling.words import network_sentences
+from dlearn.analysis.telling.explanations import network_sentences
 from dlearn.draw import canvas
 from dlearn.draw.canvas import points, points_per_ms, write
 from dlearn.draw.palette import FAINT, INK, MISSING, SERIES, WAITING_HATCH, Line, Look
 from dlearn.draw.step_bars import Style, TimeRow, lay_out, legend
 from dlearn.draw.text import TEXT_PT, cut, plain, text_width
-from dlearn.shown import count_text
+from dlearn.shown import count_text, size_text
 from dlearn.trace import Trace
 
 _HEAD_IN, _NAMES_IN, _ROW_IN, _BAR_IN, _GAP_IN = 0.3, 0.21, 0.2, 0.17, 0.06
@@ -42,7 +41,7 @@ class BucketRow(TimeRow):
 
     @property
     def last_ms(self) -> float:
-        seen = [self.of.launched_ns, self.of.transfer_ns, self.of.done_ns]
+        seen = [self.of.launched_ns, self.of.last_arrival_ns, self.of.done_ns]
         seen += [at for _, at in self.of.ready]
         return max((self.ms(at) for at in seen if at is not None), default=0.0)
 
@@ -127,7 +126,7 @@ def _never_begun(shown: Sequence[BucketTime]) -> list[BucketTime]:
     """Make an empty row for each rank that others wait for in a pass that it never began."""
     here = {each.rank for each in shown}
     stuck = {(each.model, each.index): each for each in shown if each.missing}
-    empty = {"missing": (), "launched_ns": None, "transfer_ns": None, "done_ns": None}
+    empty = {"missing": (), "launched_ns": None, "last_arrival_ns": None, "done_ns": None}
     return [
         replace(each, rank=rank, ready=(), never_ready=each.parameters, **empty)
         for each in stuck.values()
@@ -174,7 +173,7 @@ def _draw_transfer(ax: Axes, row: BucketRow) -> None:
     of, styles, edge = row.of, _styles(row.of), ax.get_xlim()[1]
     if of.launched_ns is None:
         return
-    launched, transfer = row.ms(of.launched_ns), row.ms(of.transfer_ns or of.launched_ns)
+    launched, transfer = row.ms(of.launched_ns), row.ms(of.last_arrival_ns or of.launched_ns)
     # What lasts less than a point would not be seen; an end that was not observed is none.
     done = max(transfer + 1.0 / points_per_ms(ax), row.ms(of.done_ns or of.launched_ns))
     bars = [("waiting", launched, transfer), ("transfer", transfer, done)]
@@ -203,7 +202,7 @@ def _notes(found: BucketTimes, rows: Sequence[BucketRow], left_out: int) -> list
     of = [row.of for row in rows]
     sent = [each for each in of if each.launched_ns is not None]
     unsent = [each for each in of if each.launched_ns is None and not each.never_ready]
-    unseen = [each for each in sent if each.transfer_ns is not None and each.done_ns is None]
+    unseen = [each for each in sent if each.last_arrival_ns is not None and each.done_ns is None]
     stuck = [each for each in of if each.missing]
     until = "the axis ends with the last event of the pass"
     unknown = "the bucket was not sent in this pass, or nobody knows by which call"

@@ -18,7 +18,6 @@ from matplotlib.patches import Patch
 from dlearn.analysis.ddp.overlap import Leg, critical_path
 from dlearn.analysis.ddp.step_clock import on_device
 from dlearn.analysis.ddp.training_steps import COMPUTED, training_steps
-from dlearn.analysis.findings import time_text
 from dlearn.draw.canvas import Box, draw_boxes, draw_lines, points, points_per_ms, write
 from dlearn.draw.layout.lanes import TOLERANCE
 from dlearn.draw.palette import FAINT, GRID, INK, LANE, MISSING, WAITING_HATCH, Color, Look, look
@@ -26,7 +25,7 @@ from dlearn.draw.text import TEXT_PT, text_width
 from dlearn.draw.timeline_model import BINS, THIN, Bar, TimelineModel, is_collective
 from dlearn.join.columns import disjoint, spread
 from dlearn.join.tables.operation_table import Operation
-from dlearn.shown import count_text
+from dlearn.shown import count_text, time_text
 
 ENDS_RED = {"stuck": "stuck: no end was seen", "failed": "failed: an error ended it"}
 """The red end of a bar, as the legend has it."""
@@ -84,7 +83,7 @@ class CallBars(TimelineMark):
         for bar in model.bars:
             left = model.ms(bar.start_ns)
             right = max(model.ms(bar.end_ns), left + narrowest)
-            middle = min(max(model.ms(bar.transfer_ns), left), right)
+            middle = min(max(model.ms(bar.last_arrival_ns), left), right)
             placed.append(PlacedBar(bar, left, middle, right, *model.ends(bar)))
         _draw_bars(ax, placed)
         _label_bars(ax, placed)
@@ -123,7 +122,7 @@ class Utilization(TimelineMark):
         if not model.crowded:
             return {}
         width_ns = (model.end_ns - model.start_ns) / BINS
-        times_ns = calls.start_ns, calls.transfer_ns, np.where(calls.ended, calls.end_ns, calls.start_ns)
+        times_ns = calls.start_ns, calls.last_arrival_ns, np.where(calls.ended, calls.end_ns, calls.start_ns)
         start, middle, end = ((at_ns - model.start_ns) / width_ns for at_ns in times_ns)
         # A call that was done before the last rank came has not waited.
         middle = np.where(end <= middle, start, middle)
@@ -183,7 +182,7 @@ class Waits(TimelineMark):
 
     def draw(self, ax: Axes) -> None:
         for operation, bars in self.awaited.items() if len(self.awaited) <= _MOST_LINES else ():
-            at, color = self.model.ms(operation.transfer_ns), bars[0].look.line
+            at, color = self.model.ms(operation.last_arrival_ns), bars[0].look.line
             lanes = [self.model.lanes[bar.rank] for bar in bars]
             top, bottom = min(lane.bars_top for lane in lanes), max(lane.bottom for lane in lanes)
             ax.plot([at, at], [top, bottom], color=color, zorder=1.8, gid="last rank", **_LAST_RANK)
@@ -199,7 +198,7 @@ class Waits(TimelineMark):
         if 0 < len(self.awaited) <= _MOST_LINES:
             label = "the last rank has come"
             handles.append(Line2D([], [], color=FAINT, marker=">", markersize=6, label=label, **_LAST_RANK))
-        if any(bar.transfer_ns > bar.start_ns and bar.state in ENDS_RED for bar in self.model.bars):
+        if any(bar.last_arrival_ns > bar.start_ns and bar.state in ENDS_RED for bar in self.model.bars):
             handles.append(legend_key("hatched: waits", GRID, FAINT, WAITING_HATCH))
         return handles
 
@@ -223,7 +222,7 @@ class CriticalPath(TimelineMark):
 
     def draw(self, ax: Axes) -> None:
         boxes: list[Box] = []
-        bars = {(bar.rank, bar.transfer_ns): bar for bar in self.model.bars}
+        bars = {(bar.rank, bar.last_arrival_ns): bar for bar in self.model.bars}
         for (rank, computes), legs in groupby(self.path, key=lambda leg: (leg.rank, leg.what in COMPUTED)):
             mine, lane = list(legs), self.model.lanes[rank]
             left, right = max(mine[0].start_ns, self.model.start_ns), min(mine[-1].end_ns, self.model.end_ns)

@@ -13,8 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.transforms import ScaledTranslation
 
+from dlearn.analysis.hanging.hang_detection import hangs
 from dlearn.analysis.hanging.roots import roots
-from dlearn.analysis.hanging.stuck import hangs
 from dlearn.draw.palette import FAINT, INK, LANE, MISSING, Color
 from dlearn.draw.save import Drawing, figure_of
 from dlearn.draw.text import TEXT_PT, TITLE_PT, cut_names, plain, text_width, wrap

@@ -10,14 +10,13 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from dlearn.analysis.findings import size_text
 from dlearn.analysis.volume.rank_memory import PARTS, RankMemory, rank_memory, textbook, total_bytes
 from dlearn.draw import canvas
 from dlearn.draw.canvas import points, write
 from dlearn.draw.palette import FAINT, INK, look
 from dlearn.draw.text import TEXT_PT, cut, plain, text_width
 from dlearn.events.memory_held import MemoryHeld
-from dlearn.shown import count_text, first_few
+from dlearn.shown import count_text, first_few, size_text
 from dlearn.trace import Trace
 
 _LANE_IN, _GAP_IN = 1.1, 0.3

@@ -10,12 +10,11 @@ from matplotlib.axes import Axes
 
 from dlearn.analysis.costs.scaling import Scaling, ScalingLine
 from dlearn.analysis.costs.scaling import scaling as scaling_of
-from dlearn.analysis.findings import size_text
 from dlearn.draw import canvas
 from dlearn.draw.canvas import points
 from dlearn.draw.palette import FAINT, GRID, INK, LINES, SERIES
 from dlearn.draw.text import TEXT_PT, cut, plain, text_width
-from dlearn.shown import count_text
+from dlearn.shown import count_text, size_text
 from dlearn.trace import Trace
 
 _HEIGHT_IN = 3.2

@@ -14,10 +14,10 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
-from dlearn.analysis.findings import sequence_finding, size_text
+from dlearn.analysis.findings import sequence_finding
+from dlearn.analysis.replay.steps import ProgramParts
+from dlearn.analysis.telling.explanations import problem_sentences
 from dlearn.analysis.telling.repeats import repeats
-from dlearn.analysis.telling.words import problem_sentences
-from dlearn.analysis.walking.steps import WalkParts
 from dlearn.draw import canvas, sequence_labels
 from dlearn.draw.arrows import draw_arrow, in_legend
 from dlearn.draw.canvas import points, write
@@ -27,7 +27,7 @@ from dlearn.draw.text import TEXT_PT, cut, plain, text_width
 from dlearn.join.joining import operations
 from dlearn.join.operation_messages import message_count, messages_of
 from dlearn.join.tables.operations import Operations
-from dlearn.shown import count_text
+from dlearn.shown import count_text, size_text
 from dlearn.trace import Trace
 
 MOST_ROWS = 35
@@ -217,7 +217,7 @@ class Rows:
 
 def rows_of(trace: Trace, width_pt: float) -> Rows:
     """Return a row for each message; of many, merge steps and what repeats, then cut."""
-    count = sum(message_count(one) * times for one, times in operations(trace).counted())
+    count = sum(message_count(one) * times for one, times in operations(trace).group_sizes())
     if count <= _FEW_ROWS * sequence_labels.MOST_LIFELINES:
         for steps, most in ((True, _FEW_STEPS), (False, _FEW_ROWS)):
             rows = _rows(trace, width_pt, few=True, steps=steps)
@@ -228,13 +228,13 @@ def rows_of(trace: Trace, width_pt: float) -> Rows:
 
 def _rows(trace: Trace, width_pt: float, *, few: bool, steps: bool) -> Rows:
     shown, lines = operations(trace), sequence_labels.lifelines(trace, once=not few)
-    tags = {one.tag for one, _ in shown.counted() if one.sender is not None}
+    tags = {one.tag for one, _ in shown.group_sizes() if one.sender is not None}
     builder = BlockBuilder(
         trace, lines, width_pt / max(1, len(lines.names)), steps=steps, tagged=len(tags) > 1,
         control=_control_count(trace) <= _FEW_CONTROL,
     )  # fmt: skip
     built: list[Block | None] = [None] * len(shown)
-    for one, places in shown.alike():
+    for one, places in shown.groups():
         block = builder.block_of(one, times=len(places))
         for place in places.tolist():
             built[place] = block
@@ -254,11 +254,11 @@ def _control_count(trace: Trace) -> int:
 def _in_steps(trace: Trace, shown: Operations, built: Sequence[Block | None]) -> list[Block]:
     """Return blocks in the order of sending (a receive may be posted long before), each with its span."""
     sent_ns = shown.start_ns.copy()
-    for one, places in shown.alike():
+    for one, places in shown.groups():
         if one.sender is not None:
             sent_ns[places] = shown.times(places)[2][:, 0]
     order = np.argsort(sent_ns, kind="stable").tolist()
-    parts = WalkParts(trace) if trace.whole.spans else None
+    parts = ProgramParts(trace) if trace.whole.spans else None
     blocks = [(place, block) for place in order if (block := built[place]) is not None]
     return [replace(block, step=parts.span_of(shown[place]) if parts else "") for place, block in blocks]
 

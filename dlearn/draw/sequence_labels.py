@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
-from dlearn.analysis.findings import in_words, size_text, sizes_text, stuck_reasons
-from dlearn.analysis.telling.words import NAMES_SHOWN
-from dlearn.analysis.volume.alike_ranks import alike_ranks
+from dlearn.analysis.findings import pairs_text, sizes_text, stuck_reasons
+from dlearn.analysis.telling.explanations import NAMES_SHOWN
 from dlearn.analysis.volume.flows import flows
+from dlearn.analysis.volume.rank_classes import rank_classes
 from dlearn.draw.text import TEXT_PT, cut, plain, text_width
 from dlearn.draw.timeline_model import ranks_shown
 from dlearn.join.ends import payload_bytes
@@ -18,6 +18,7 @@ from dlearn.join.joining import operations
 from dlearn.join.operation_messages import PairSum, messages_of, sums_of, why_unknown
 from dlearn.join.tables.message_table import Message
 from dlearn.join.tables.operation_table import Operation
+from dlearn.shown import size_text
 from dlearn.trace import Trace
 
 MOST_LIFELINES = 16
@@ -178,7 +179,7 @@ class BlockBuilder:
         apart = self._apart(mine, one_step=len(steps) == 1)
         rows = [] if silent or inside else [row for step in steps for row in self._rows(operation, step, apart)]
         if not rows or (len(rows) > _MOST_LINES and not self.steps):
-            return self._block(operation, reasons, bar=f"{name}: {in_words(pairs)}")
+            return self._block(operation, reasons, bar=f"{name}: {pairs_text(pairs)}")
         names = [name] if apart else [f"{name}, each arrow {sizes_text(mine)}", name]
         return self._block(operation, _heads(names, told), rows)
 
@@ -321,7 +322,7 @@ class Lifelines:
 def lifelines(trace: Trace, *, once: bool) -> Lifelines:
     """Return the lifelines of all ranks; if `once`, one for all ranks that send and receive the same."""
     ranks = ranks_shown(trace)
-    first = alike_ranks(trace, ranks) if once else {}
+    first = rank_classes(trace, ranks) if once else {}
     shown = [rank for rank in ranks if first.get(rank, rank) == rank]
     own = {*shown}
     if len(shown) > MOST_LIFELINES:

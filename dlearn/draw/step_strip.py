@@ -11,14 +11,13 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 
 from dlearn.analysis.ddp.step_times import RunStep, RunSteps, step_times
-from dlearn.analysis.findings import time_text
-from dlearn.analysis.telling.words import network_sentences
+from dlearn.analysis.telling.explanations import network_sentences
 from dlearn.draw import canvas
 from dlearn.draw.canvas import draw_boxes, write
 from dlearn.draw.palette import BYTE_SHADES, COUNTED, FAINT, INK, MISSING, WAITED_FOR
 from dlearn.draw.step_bars import Style, legend
 from dlearn.draw.text import TEXT_PT, plain
-from dlearn.shown import count_text
+from dlearn.shown import count_text, time_text
 from dlearn.trace import Trace
 
 MOST_COLUMNS = 160
@@ -112,7 +111,7 @@ def _draw_cells(ax: Axes, found: RunSteps, columns: Sequence[Column], row: float
     """Draw cells, with dots on the ranks that others waited for, of very many steps only in the reported one."""
     boxes, faces, dots, shades = [], list[Any](), [], found.shades
     tops = {rank: _CELLS_IN + place * row for place, rank in enumerate(found.ranks)}
-    told_at = found.told
+    told_at = found.reported
     for at, (step, place, _) in enumerate(columns):
         for rank, cell in step.cells.items():
             boxes.append((at - 0.5, at + 0.5, tops[rank], tops[rank] + row * 0.94))
@@ -134,7 +133,7 @@ def _label_axes(ax: Axes, found: RunSteps, columns: Sequence[Column], row: float
     """Write names where they have room: of many ranks every eighth, and the late one of the title."""
     labels = [plain(found.labels[rank]) for rank in found.ranks]
     named = set(range(0, len(labels), 1 if row * 72 > TEXT_PT else 8))
-    late = found.steps[found.told].late if found.told is not None else None
+    late = found.steps[found.reported].late if found.reported is not None else None
     if late is not None and late.ranks[0] in found.ranks:
         own = found.ranks.index(late.ranks[0])
         named = {own, *(place for place in named if abs(place - own) * row * 72 > TEXT_PT)}

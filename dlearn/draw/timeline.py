@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 
 from dlearn.analysis.ddp.step_times import step_times
 from dlearn.analysis.findings import hang_finding, traffic_finding
-from dlearn.analysis.telling.words import network_sentences, problem_sentences
+from dlearn.analysis.telling.explanations import network_sentences, problem_sentences
 from dlearn.analysis.volume.traffic import traffic
 from dlearn.draw import canvas
 from dlearn.draw.arrows import MOST_ARROWS, draw_arrow, in_legend
@@ -198,5 +198,5 @@ def _edges(model: TimelineModel, rank: int, bar: Bar | None) -> tuple[float, flo
     if bar is None:
         return (model.lanes[rank].middle,) * 2
     top, bottom = model.ends(bar)
-    thinner = THIN * (bottom - top) if bar.waited_ns and bar.transfer_ns >= bar.end_ns else 0.0
+    thinner = THIN * (bottom - top) if bar.waited_ns and bar.last_arrival_ns >= bar.end_ns else 0.0
     return top + thinner, bottom - thinner

@@ -10,9 +10,9 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from dlearn.analysis.findings import absent_texts, hang_finding, size_text, stuck_reasons, time_text
+from dlearn.analysis.findings import absent_texts, hang_finding, stuck_reasons
+from dlearn.analysis.replay.local_activity import spans_without_calls
 from dlearn.analysis.volume.flows import count_messages
-from dlearn.analysis.walking.own_work import works_alone
 from dlearn.draw import canvas
 from dlearn.draw.arrows import arrows_of
 from dlearn.draw.canvas import width_in
@@ -22,11 +22,12 @@ from dlearn.draw.text import plain
 from dlearn.events.event import NOT_OBSERVED, Collective, Gradient, Span
 from dlearn.events.event_table import NONE
 from dlearn.join.ends import End, payload_bytes
-from dlearn.join.joining import everybody, operations
+from dlearn.join.joining import all_ranks, operations
 from dlearn.join.operation_messages import messages_of
 from dlearn.join.tables.operation_table import Operation
 from dlearn.join.tables.operations import Calls, Operations
 from dlearn.join.wait_times import waited_until_ns
+from dlearn.shown import size_text, time_text
 from dlearn.trace import Trace
 
 BINS = 200
@@ -111,7 +112,7 @@ class TimelineModel:
             spans = [span for span in spans if span.rank == first]
         times = [(span.rank, span.start_ns, span.end_ns or self.end_ns) for span in spans]
         # One shade for "F0", "F1" and "F2", and the next for "B0" and "B1".
-        works = works_alone(trace)
+        works = spans_without_calls(trace)
         stems = list(dict.fromkeys(map(stem_of, works.values())))
         own: list[int | None] = [None] * len(spans)
         for place, span in enumerate(spans):
@@ -201,7 +202,7 @@ def _start_up(shown: Operations) -> set[int]:
 
 def ranks_shown(trace: Trace) -> tuple[int, ...]:
     """Return all ranks, but only those with a file where there are too many for a picture."""
-    found = everybody(trace)
+    found = all_ranks(trace)
     return tuple(sorted(found if len(found) <= _MOST_RANKS else trace.ranks))
 
 
@@ -226,7 +227,7 @@ def stem_of(span: Span) -> str:
 
 @dataclass(frozen=True)
 class Bar:
-    """One rank's part in one operation: waiting until `transfer_ns`, then transferring until `end_ns`.
+    """One rank's part in one operation: waiting until `last_arrival_ns`, then transferring until `end_ns`.
 
     A caller by RPC waits all the time. `state` says how it ended: "stuck" reaches the right edge, "absent" is the call
     that this rank never made.
@@ -237,7 +238,7 @@ class Bar:
     """What this rank itself called: in a broken exchange not what the others did."""
     operation: Operation
     start_ns: int
-    transfer_ns: int
+    last_arrival_ns: int
     end_ns: int
     state: State
     labels: tuple[str, ...]
@@ -250,7 +251,7 @@ class Bar:
     @property
     def waited_ns(self) -> int:
         """Return how long it waits, of a call that ended."""
-        return self.transfer_ns - self.start_ns if self.state == "ended" else 0
+        return self.last_arrival_ns - self.start_ns if self.state == "ended" else 0
 
     @property
     def waited_for(self) -> int:
@@ -339,7 +340,7 @@ def brief_name(operation: Operation) -> str:
 
 def _absent(operation: Operation, rank: int, trace: Trace, until_ns: int) -> Bar:
     """Return the bar of a missing call, from the last call made until the others gave up, or the right edge."""
-    start = operation.transfer_ns
+    start = operation.last_arrival_ns
     given_up = [end.end_ns for end in operation.ends if end.end_ns is not None]
     end = until_ns if operation.pending else max([start, *given_up])
     op = "recv" if rank == operation.receiver else operation.op

@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Patch
 
 from dlearn import analysis
-from dlearn.analysis.findings import hang_finding, pair_sentences, size_text, traffic_finding
+from dlearn.analysis.findings import hang_finding, pair_sentences, traffic_finding
 from dlearn.analysis.volume.traffic import Traffic
 from dlearn.draw import canvas
 from dlearn.draw.arrows import in_legend
@@ -24,7 +24,7 @@ from dlearn.draw.palette import INK, LANE, LINES, MISSING, Color, line_color, lo
 from dlearn.draw.text import cut_names
 from dlearn.draw.traffic_matrix import draw_matrix
 from dlearn.draw.traffic_matrix import notes as traffic_notes
-from dlearn.shown import count_text
+from dlearn.shown import count_text, size_text
 from dlearn.trace import Trace
 
 MOST_RANKS, MOST_ARROWS = 24, 60

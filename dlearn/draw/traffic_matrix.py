@@ -9,14 +9,14 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 
 from dlearn import analysis
-from dlearn.analysis import findings
-from dlearn.analysis.findings import Scale, pair_sentences, size_text, traffic_finding
+from dlearn.analysis.findings import hang_finding, pair_sentences, traffic_finding, wire_finding
 from dlearn.analysis.volume.traffic import Matrix, Traffic, WireTraffic
 from dlearn.draw import canvas
 from dlearn.draw.canvas import points
 from dlearn.draw.palette import BYTE_SHADES, FAINT, INK, LANE, ON_SHADE, TO_ITSELF, black_or_white
 from dlearn.draw.text import SMALLEST_PT, TEXT_PT, plain, text_width
 from dlearn.errors import DlearnError
+from dlearn.shown import Scale, size_text, three_digits, unit_of
 from dlearn.trace import Trace
 
 _ROW_IN = 0.36
@@ -47,7 +47,7 @@ def traffic(trace: Trace, *, bytes: Bytes = "payload", ax: Axes | None = None) -
 
 def draw_matrix(trace: Trace, sent: Traffic | WireTraffic, ax: Axes | None, *why: str) -> Axes:
     """Draw it, with the hang as its title if there is one; `why` it is no other picture stands below."""
-    hang, marked = findings.hang_finding(trace), canvas.in_red(trace)
+    hang, marked = hang_finding(trace), canvas.in_red(trace)
     if ax is None:
         cells = len(sent.ranks) + _margin(len(sent.ranks))
         left = canvas.left_margin_in([plain(sent.labels[rank]) for rank in sent.ranks]) + 0.25
@@ -62,7 +62,7 @@ def draw_matrix(trace: Trace, sent: Traffic | WireTraffic, ax: Axes | None, *why
     draw_cells(ax, sent)
     unit = write_numbers(ax, sent)
     above_in = label_sides(ax, sent, canvas.never_came(trace))
-    finding = findings.wire_finding(sent) if isinstance(sent, WireTraffic) else traffic_finding(sent)
+    finding = wire_finding(sent) if isinstance(sent, WireTraffic) else traffic_finding(sent)
     told = [*why, *([f"{finding}."] if hang else []), *unit, *notes(sent)]
     return canvas.frame(ax, title=hang or finding, notes=told, above_in=above_in, below_in=0.08, marked=marked)
 
@@ -99,7 +99,7 @@ def write_numbers(ax: Axes, sent: Matrix) -> list[str]:
     Where no number fits, the sums are bars.
     """
     most = max(sent.sizes.values(), default=0)
-    units = dict.fromkeys(findings.unit_of(size) for size in (most, sent.total_bytes))
+    units = dict.fromkeys(unit_of(size) for size in (most, sent.total_bytes))
     for text, unit in ((size_text, ""), *((_in_unit(unit), f"Numbers in {unit[0]}. ") for unit in units)):
         size = _size_that_fits(ax, sent, text)
         if size >= SMALLEST_PT:
@@ -137,7 +137,7 @@ def _in_unit(unit: Scale) -> Callable[[int], str]:
     def text(size: int) -> str:
         if unit[1] == 1 or not size:
             return f"{size:,}"
-        return findings.three_digits(size / unit[1]) if size >= 0.005 * unit[1] else "<0.01"
+        return three_digits(size / unit[1]) if size >= 0.005 * unit[1] else "<0.01"
 
     return text
 

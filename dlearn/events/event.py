@@ -253,7 +253,7 @@ class Gradient(Event, tag="gradient", frozen=True, kw_only=True):
     backward: Count | None = None
 
 
-class Stretch(Event, tag="stretch", frozen=True, kw_only=True):
+class PhaseSpan(Event, tag="stretch", frozen=True, kw_only=True):
     """A forward pass of a DDP model, a backward pass or an optimizer's step, as `phase` says. On a GPU it
     is what the CPU takes; the GPU's is a `DeviceTime`."""
 

@@ -43,7 +43,7 @@ class Peer(Line, tag="peer", frozen=True, kw_only=True):
     path: str
 
 
-class Place(Line, tag="place", frozen=True, kw_only=True):
+class Heartbeat(Line, tag="place", frozen=True, kw_only=True):
     """Where the program was when nothing had been recorded for a while: `site` is the line of user code.
 
     A cluster's rank whose function is over says so: `ended` is "returned", or the class of the exception.
@@ -124,10 +124,10 @@ class DeviceTime(Line, tag="device time", frozen=True, kw_only=True):
 # Every line that a file may hold -------------------------------------------------------------------------------------
 
 ProcessLine = event.Header | event.Footer | event.GroupFact | event.Socket | event.Worker | event.NotMeasured
-JobFact = Joined | ClockReading | Peer | Place | Exit | Stopped | Switched | DeviceReading | DeviceTime
+JobFact = Joined | ClockReading | Peer | Heartbeat | Exit | Stopped | Switched | DeviceReading | DeviceTime
 OfOtherTool = Imported | Reached | Wired
 Call = event.Collective | event.PointToPoint | Probe | OtherMpiCall
-DdpEvent = event.Bucket | event.Gradient | event.Stretch
+DdpEvent = event.Bucket | event.Gradient | event.PhaseSpan
 RpcEvent = event.RpcCall | event.RpcRun | event.RpcReply | event.RpcArrival | event.RpcWindow
 GraphEvent = event.AutogradNode | event.AutogradRun
 Other = SourceFact | event.End | event.Span | event.Counters

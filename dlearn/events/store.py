@@ -54,7 +54,7 @@ class Recorded:
     """Of a process that uses RPC: its name and id there."""
     not_measured: str = ""
     """Why the bytes on the wire are not known; empty where they are."""
-    place: job_facts.Place | None = None
+    place: job_facts.Heartbeat | None = None
     """Where the program was when it had done nothing for a while."""
     exit_status: int | None = None
     """What the command that started it saw; below 0 the signal that killed it. None: not known."""
@@ -323,7 +323,7 @@ def _take(file: ProcessFile, line: AnyLine | Event | None) -> None:
             file.device_clocks.append(line)
         case job_facts.Peer():
             file.peers[line.rank] = line
-        case job_facts.Place():
+        case job_facts.Heartbeat():
             if file.place is None or not file.place.ended:
                 file.place = line
         case job_facts.Exit():

@@ -12,15 +12,16 @@ from itertools import groupby
 from textwrap import indent
 from typing import NamedTuple
 
-from dlearn.analysis.findings import sequence_finding, size_text
+from dlearn.analysis.findings import sequence_finding
+from dlearn.analysis.telling.explanations import NAMES_SHOWN, payload_text
 from dlearn.analysis.telling.repeats import repeats
-from dlearn.analysis.telling.words import NAMES_SHOWN, payload_text
 from dlearn.events.printable import printable
 from dlearn.join.ends import payload_bytes
-from dlearn.join.joining import everybody, operations
+from dlearn.join.joining import all_ranks, operations
 from dlearn.join.operation_messages import messages_of, why_unknown
 from dlearn.join.tables.message_table import Message
 from dlearn.join.tables.operation_table import Operation
+from dlearn.shown import size_text
 from dlearn.trace import Trace
 
 MOST_EDGES, MOST_CHARACTERS = 500, 50_000
@@ -60,7 +61,7 @@ class Piece(NamedTuple):
 def mermaid(trace: Trace) -> list[str]:
     """Return one or more diagrams with every message, in the order of calls. A new part begins at Mermaid's limits."""
     finding = escaped(sequence_finding(trace), most=200)
-    ranks = sorted(everybody(trace))
+    ranks = sorted(all_ranks(trace))
     names = [f" as {escaped(trace.label(rank), most=40)}" if len(ranks) <= _MOST_NAMES else "" for rank in ranks]
     cast = "".join(f"    participant r{rank}{name}\n" for rank, name in zip(ranks, names, strict=True))
     room = MOST_CHARACTERS - len(finding) - len(cast) - 100
@@ -83,7 +84,7 @@ def _calls(trace: Trace) -> list[Piece]:
     """Return the calls in order of time: an operation's messages together, those of an RPC when they are sent."""
     shown = operations(trace)
     found: list[tuple[int, int, Piece]] = []  # With its time in ns, and its place among the operations.
-    for one, places in shown.alike():
+    for one, places in shown.groups():
         phase, first = one.ends[0].phase.removeprefix("none"), int(places[0])
         if one.exchange is not None and (sent := messages_of(one)):
             times = [one.start_ns if each.sent_ns is None else each.sent_ns for each in sent]

@@ -14,10 +14,9 @@ from typing import Any
 
 import msgspec
 
-from dlearn.analysis.findings import size_text
-from dlearn.analysis.hanging.hang_words import missing_text
-from dlearn.analysis.telling.words import payload_text
-from dlearn.events.event import Bucket, Event, Gradient, Span, Stretch
+from dlearn.analysis.hanging.hang_report import missing_text
+from dlearn.analysis.telling.explanations import payload_text
+from dlearn.events.event import Bucket, Event, Gradient, PhaseSpan, Span
 from dlearn.events.printable import printable
 from dlearn.join.ends import End, RpcEnd, payload_bytes
 from dlearn.join.joining import operations
@@ -25,6 +24,7 @@ from dlearn.join.operation_messages import messages_of, why_unknown
 from dlearn.join.tables.message_table import Message
 from dlearn.join.tables.operation_table import Operation
 from dlearn.join.wait_times import waited_until_ns
+from dlearn.shown import size_text
 from dlearn.trace import Trace
 
 Record = dict[str, Any]
@@ -58,7 +58,7 @@ def perfetto(trace: Trace) -> Iterator[str]:
 
 def _records(trace: Trace, tracks: Tracks) -> Iterator[Record]:
     yield from _names(trace, tracks)
-    for stretch in sorted(trace.of(Span, Stretch), key=tracks.outer_first):
+    for stretch in sorted(trace.of(Span, PhaseSpan), key=tracks.outer_first):
         name, category = (stretch.name, "span") if isinstance(stretch, Span) else (stretch.phase, "phase")
         yield _slice(stretch, name, category, tracks, {})
     for event in trace.of(Gradient, Bucket):
@@ -222,7 +222,7 @@ class Tracks:
 
     def __init__(self, trace: Trace) -> None:
         calls = [end for part in parts_of(trace) for end in part.ends]
-        kinds: tuple[list[Event], ...] = ([*trace.of(Span, Stretch)], [*calls], [*trace.of(Gradient, Bucket)])
+        kinds: tuple[list[Event], ...] = ([*trace.of(Span, PhaseSpan)], [*calls], [*trace.of(Gradient, Bucket)])
         seen = [event for events in kinds for event in events]
         self.start_ns = min((event.start_ns for event in seen), default=0)
         self.end_ns = max((max(event.start_ns + 1, event.end_ns or 0) for event in seen), default=1)

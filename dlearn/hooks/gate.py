@@ -1,4 +1,4 @@
-"""The client of the gate at which calls of a paused job wait. The server is dlearn/live/keeper.py.
+"""The client of the gate at which calls of a paused job wait. The server is dlearn/live/gate_server.py.
 
 A line of JSON says which call waits. A line back lets it through, opens the gate, or asks what this rank does. If the
 connection ends before the gate was opened, the server was killed, and this rank ends, too.

@@ -83,14 +83,14 @@ def payload_bytes(call: End) -> int:
 class OperationClass(msgspec.Struct, frozen=True, kw_only=True):
     """What operations with equal ends share.
 
-    `misfit` says why the ends do not fit together; None where they do. `role` is what torch makes it for, where no
+    `mismatch` says why the ends do not fit together; None where they do. `role` is what torch makes it for, where no
     program asked: "DDP sends rank 0's model". Of a point-to-point operation `sender`, `receiver` and `payload_bytes`
     say from whom, to whom, how much.
     """
 
     op: str
     group: Group
-    misfit: Reason | None = None
+    mismatch: Reason | None = None
     role: str = ""
     sender: int | None = None
     receiver: int | None = None

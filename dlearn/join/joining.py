@@ -56,7 +56,7 @@ def _service_operations(trace: Selection) -> Iterator[tuple[OperationClass, End]
             yield OperationClass(op=call.op, group=group, **sizes), call
 
 
-def everybody(trace: Selection) -> set[int]:
+def all_ranks(trace: Selection) -> set[int]:
     """Return the ranks that left a file, and those that others name."""
     asked = operations(trace)
     found = {*trace.ranks, *np.unique(asked.calls.rank).tolist()}

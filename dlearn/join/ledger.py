@@ -33,7 +33,7 @@ Counted = tuple["LedgerRow", int]  # And how often it is there.
 """Rank and number of an operation's first end."""
 Connection = tuple[int, Edge]
 """A rank, and the connection into which it writes."""
-Stretch = tuple[int, int, int]
+SampleRange = tuple[int, int, int]
 """A rank, and its samples from which to which."""
 Why = Literal["", "not predicted", "framing", "read early", "not written yet", "not seen"]
 """Where a residue comes from, if there is one: calls whose bytes are not predicted · the prediction of RPC's framing,
@@ -67,7 +67,7 @@ class Pair(WireBytes, frozen=True, kw_only=True):
     why: Why = ""
 
     @property
-    def whose(self) -> str:
+    def group_name(self) -> str:
         """Return the name of its group, in a table."""
         return self.group or "none known"
 
@@ -147,18 +147,18 @@ class Ledger:
         return {row for part in inside for row in self.operations.rows[self.entries.operation[part]].tolist()}
 
     @property
-    def whole(self) -> list[Stretch]:
+    def whole(self) -> list[SampleRange]:
         """Return, for each rank, its first sample and its last."""
         return [(rank, 0, len(meter.numbers) - 1) for rank, meter in self.meters.items()]
 
-    def pairs(self, stretches: Iterable[Stretch]) -> tuple[list[Pair], Counter[Reason]]:
+    def pairs(self, ranges: Iterable[SampleRange]) -> tuple[list[Pair], Counter[Reason]]:
         """Each (rank, first sample, last sample) -> pairs of ranks, and why operations in there are not explained."""
         cells: list[Counted] = []
         grown: Counter[Connection] = Counter()
         not_measured: set[Connection] = set()
         unexplained: Counter[Reason] = Counter()
         settled = True
-        for rank, first, last in stretches:
+        for rank, first, last in ranges:
             meter, part = self.meters[rank], self.entries.between(rank, first, last)
             settled &= bool(meter.still[first]) and bool(meter.still[last])
             sizes = meter.between(first, last)
@@ -235,7 +235,7 @@ def ledger_of(trace: Selection) -> Ledger:
     processes = {process.rank: process for process in trace.processes}
     cells: list[LedgerRow] = []
     columns: list[tuple[np.ndarray, np.ndarray]] = []
-    for one, places in asked.alike():
+    for one, places in asked.groups():
         if one.exchange is not None:
             for cell, section in _of_rpc(one, known):
                 cells.append(cell)

@@ -272,7 +272,7 @@ def _class_of(ends: Sequence[Collective | PointToPoint], groups: Groups) -> Oper
         return OperationClass(
             op="send" if sender is not None and receiver is not None else first.op,
             group=group,
-            misfit=_misfit_of_send(first, ends[1]) if len(ends) == 2 else None,
+            mismatch=_mismatch_of_send(first, ends[1]) if len(ends) == 2 else None,
             sender=sender,
             receiver=receiver,
             payload_bytes=payload_bytes(first),
@@ -280,11 +280,11 @@ def _class_of(ends: Sequence[Collective | PointToPoint], groups: Groups) -> Oper
     calls = [end for end in ends if isinstance(end, Collective)]
     ops = list(dict.fromkeys([end.op for end in calls]))
     role = next((end for end in calls if end.inputs), first).role
-    misfit = _misfit_of_calls(calls, ops)
-    return OperationClass(op="/".join(ops), group=group, misfit=misfit, role=role)
+    mismatch = _mismatch_of_calls(calls, ops)
+    return OperationClass(op="/".join(ops), group=group, mismatch=mismatch, role=role)
 
 
-def _misfit_of_send(send: End, recv: End) -> Reason | None:
+def _mismatch_of_send(send: End, recv: End) -> Reason | None:
     """Return why a send does not fit its recv; None where it does."""
     if tensors_of(send) == tensors_of(recv):  # Of a million, nearly all.
         return None
@@ -292,7 +292,7 @@ def _misfit_of_send(send: End, recv: End) -> Reason | None:
     return Reason.of(ReasonKind.SMALL_BUFFER, given, room) if given > room else None
 
 
-def _misfit_of_calls(ends: Sequence[End], ops: Sequence[str]) -> Reason | None:
+def _mismatch_of_calls(ends: Sequence[End], ops: Sequence[str]) -> Reason | None:
     """Return why the calls of a collective do not fit together; None where they do."""
     if len({end.rank for end in ends}) < len(ends):
         return Reason.of(ReasonKind.RANK_TWICE)

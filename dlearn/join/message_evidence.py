@@ -8,8 +8,8 @@ from operator import itemgetter
 import numpy as np
 
 from dlearn.events.event_table import Column, Mask, Rows
-from dlearn.join.joining import everybody, operations
-from dlearn.join.ledger import Ledger, Stretch, ledger_of
+from dlearn.join.joining import all_ranks, operations
+from dlearn.join.ledger import Ledger, SampleRange, ledger_of
 from dlearn.join.operation_messages import columns_of, columns_of_calls, message_count, why_unknown
 from dlearn.join.selection import Selection, once
 from dlearn.join.tables.message_table import Messages, order_of_sending, together
@@ -77,7 +77,7 @@ def _edge(whole: Selection, operation: Rows, src: Rows, dst: Rows) -> Rows:
 
 @once
 def _ranks(whole: Selection) -> Rows:
-    return np.array(sorted(everybody(whole)))
+    return np.array(sorted(all_ranks(whole)))
 
 
 @once
@@ -98,8 +98,8 @@ def _agreements(whole: Selection) -> Rows:
     return np.concatenate(found)
 
 
-def _exact_edges(ledger: Ledger, stretches: Iterable[Stretch]) -> set[tuple[int, int]]:
+def _exact_edges(ledger: Ledger, ranges: Iterable[SampleRange]) -> set[tuple[int, int]]:
     """Return the (src, dst) that are explained to the byte between these samples of the ranks."""
-    pairs, _ = ledger.pairs(stretches)
+    pairs, _ = ledger.pairs(ranges)
     unexplained = {(pair.src, pair.dst) for pair in pairs if pair.residue_bytes != 0}
     return {(pair.src, pair.dst) for pair in pairs} - unexplained

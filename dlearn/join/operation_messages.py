@@ -2,7 +2,7 @@
 
 A send and its recv are a message that was observed, and so are the steps of a glass-box collective. Those of any other
 collective are derived from the backend's algorithm. What is said of one operation holds for all that are alike
-(`Operations.alike`): so the messages of a million are made at once, as columns.
+(`Operations.groups`): so the messages of a million are made at once, as columns.
 """
 
 from __future__ import annotations
@@ -201,8 +201,8 @@ def _why_alone(operation: Operation) -> Reason:
 def _schedule(operation: Operation) -> Schedule:
     members, backend = operation.group.members, operation.group.backend
     source = in_use.get(backend) if backend != "gloo" else None
-    if operation.misfit is not None:
-        return Schedule(unknown=operation.misfit)
+    if operation.mismatch is not None:
+        return Schedule(unknown=operation.mismatch)
     if not members:
         return gloo.unknown(ReasonKind.GROUP_LOST)
     if backend in ("mpi4py", "MPI"):
@@ -239,16 +239,16 @@ def _derived(one: Operation, times: TransferTimes, places: np.ndarray) -> Messag
         return together(())
     step, src, dst, offset, length = schedule.columns
     count, steps = len(places), int(step.max()) + 1
-    transfer_ns, end_ns = times.transfer_ns[:, None], times.end_ns[:, None]
+    last_arrival_ns, end_ns = times.last_arrival_ns[:, None], times.end_ns[:, None]
     members = np.array(one.group.members)
     columns = [one.group.members.index(end.rank) for end in one.ends]
-    begun, over = (np.repeat(each, len(members), axis=1) for each in (transfer_ns, end_ns))
+    begun, over = (np.repeat(each, len(members), axis=1) for each in (last_arrival_ns, end_ns))
     begun[:, columns] = times.starts_ns
     over[:, columns] = np.where(times.ends_ns == NONE, over[:, columns], times.ends_ns)
 
     def moments(at: np.ndarray, begun_ns: np.ndarray, until_ns: np.ndarray) -> np.ndarray:
         """Return when so many steps are over, from the call until a rank is done."""
-        begin = np.where(until_ns > transfer_ns, transfer_ns, np.minimum(begun_ns, until_ns))
+        begin = np.where(until_ns > last_arrival_ns, last_arrival_ns, np.minimum(begun_ns, until_ns))
         took = until_ns - begin
         # As took * at // steps, which might be too large a number.
         moment = begin + took // steps * at + took % steps * at // steps

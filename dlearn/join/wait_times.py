@@ -22,8 +22,8 @@ def waited_until_ns(operation: Operation, end: End) -> int | None:
     nobody_knows = operation.unseen or (isinstance(end, PointToPoint) and len(operation.ends) == 1)
     if operation.missing or (nobody_knows and end.end_ns is None):
         return None
-    done_before = end.end_ns is not None and end.end_ns <= operation.transfer_ns
-    return end.start_ns if done_before else operation.transfer_ns
+    done_before = end.end_ns is not None and end.end_ns <= operation.last_arrival_ns
+    return end.start_ns if done_before else operation.last_arrival_ns
 
 
 @once
@@ -31,15 +31,15 @@ def waiting(trace: Selection) -> dict[int, int]:
     """Return the ns in which at least one operation waited for a rank, for each such rank."""
     asked = operations(trace)
     calls = asked.calls
-    came_later = calls.transfer_ns > calls.start_ns
-    waited = came_later & (calls.end_ns > calls.transfer_ns)
+    came_later = calls.last_arrival_ns > calls.start_ns
+    waited = came_later & (calls.end_ns > calls.last_arrival_ns)
     for place in np.flatnonzero(came_later & ~calls.ended).tolist():
         operation = asked[int(calls.operation[place])]
         end = operation.ends[place - int(np.searchsorted(calls.operation, calls.operation[place]))]
         waited[place] = waited_until_ns(operation, end) is not None
     waited &= ~asked.table.waits_for_none[asked.rows][calls.operation]
     last_rank = calls.last_rank[calls.operation[waited]]
-    start_ns, until_ns = calls.start_ns[waited], calls.transfer_ns[waited]
+    start_ns, until_ns = calls.start_ns[waited], calls.last_arrival_ns[waited]
     ranks, seen_first = np.unique(last_rank, return_index=True)
     covered: dict[int, int] = {}
     for rank in ranks[np.argsort(seen_first)]:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from matplotlib.lines import Line2D
 
 from dlearn.analysis.costs.bandwidth import speed_text
-from dlearn.analysis.findings import size_text, time_text
 from dlearn.draw import canvas
 from dlearn.draw.palette import FAINT, GRID, INK, LINES, SERIES
 from dlearn.draw.text import TEXT_PT, text_width
@@ -28,6 +27,7 @@ from dlearn.lessons.trees_and_rings import (
     fit_all_reduce,
     medians_of,
 )
+from dlearn.shown import size_text, time_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dlearn.analysis import Explanation, Iteration, explain, iteration, messages, reconcile
 from dlearn.analysis.findings import traffic_finding
-from dlearn.analysis.telling.words import rpc_overview
+from dlearn.analysis.telling.explanations import rpc_overview
 from dlearn.analysis.volume.message_lines import csv_lines
 from dlearn.cluster import Cluster
 from dlearn.errors import SetupError

@@ -16,7 +16,6 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from dlearn.analysis import iteration, reconcile
-from dlearn.analysis.findings import size_text
 from dlearn.cluster import Cluster
 from dlearn.draw import canvas
 from dlearn.draw.palette import COUNTED, INK, LINES, look
@@ -25,6 +24,7 @@ from dlearn.draw.text import TEXT_PT, text_width
 from dlearn.errors import DlearnError, SetupError, optional
 from dlearn.lessons import split
 from dlearn.lessons.split import Size
+from dlearn.shown import size_text
 from dlearn.trace import Trace
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple
 
-from dlearn.analysis.hanging.stuck import hangs
-from dlearn.analysis.telling.words import story
+from dlearn.analysis.hanging.hang_detection import hangs
+from dlearn.analysis.telling.post_mortem import story
 from dlearn.cluster import Cluster
 from dlearn.cluster.run import Run
 from dlearn.events.site import file_label

@@ -18,12 +18,11 @@ import msgspec
 import numpy as np
 
 from dlearn.analysis.costs.bandwidth import bandwidth, speed_text
-from dlearn.analysis.findings import size_text, time_text
 from dlearn.errors import DlearnError
 from dlearn.join.joining import operations
 from dlearn.join.operation_messages import messages_of, why_unknown
 from dlearn.join.tables.operation_table import Operation
-from dlearn.shown import Answer, Paragraph, Table
+from dlearn.shown import Paragraph, Result, Table, size_text, time_text
 from dlearn.trace import Trace
 
 Measurement = tuple[float, float]
@@ -204,7 +203,7 @@ def crossover(model: Model, ranks: int, one: str = "ring", other: str = "tree") 
     return size if size > 0 else None
 
 
-class Predictions(Answer, frozen=True):
+class Predictions(Result, frozen=True):
     """The predicted times in seconds: `times[algorithm][i]` is that for `sizes[i]` bytes."""
 
     model: Model

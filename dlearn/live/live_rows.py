@@ -8,14 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlearn.analysis.findings import size_text
-from dlearn.analysis.hanging.hang_words import tell
-from dlearn.analysis.hanging.stuck import Hang, hangs, places
+from dlearn.analysis.hanging.hang_detection import Hang, hangs, places
+from dlearn.analysis.hanging.hang_report import report
 from dlearn.errors import TraceError
 from dlearn.events.event import Collective, RpcCall
 from dlearn.events.printable import printable
 from dlearn.live.follower import Call, Follower
-from dlearn.shown import Table
+from dlearn.shown import Table, size_text
 from dlearn.trace import Trace
 
 MOST_ROWS = 8
@@ -146,13 +145,13 @@ class LiveRows:
         stuck = [each for each in hangs(trace) if waits_for_a_call(each)]
         known = places(trace)
         idle = [each.rank for each in self._files.values() if not each.open and each.rank not in known]
-        return "\n".join(told.sentence for told in tell(stuck, trace, dict.fromkeys(idle, "computes")))
+        return "\n".join(told.sentence for told in report(stuck, trace, dict.fromkeys(idle, "computes")))
 
 
 def waits_for_a_call(hang: Hang) -> bool:
     """Return whether a rank has to call something. Where all have come, data is under way over a slow network."""
     operation = hang.operation
-    return bool(operation.missing) or operation.misfit is not None or operation.exchange is not None
+    return bool(operation.missing) or operation.mismatch is not None or operation.exchange is not None
 
 
 def _what(call: Call) -> str:

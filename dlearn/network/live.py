@@ -16,7 +16,7 @@ from typing import Any
 
 from dlearn.errors import SetupError
 from dlearn.network import switch
-from dlearn.network.carried import Carried, CarriedPair, carried
+from dlearn.network.forwarded import CarriedPair, Forwarded, carried
 from dlearn.network.plan import Network
 
 END_SECONDS = 5.0
@@ -92,7 +92,7 @@ class LiveNetwork:
         self._factors: dict[int, float] = {}
         self._pids: list[int] = []
         self._switch: SwitchProcess | None = None
-        self._latest: Carried | None = None
+        self._latest: Forwarded | None = None
         self._before: dict[tuple[int, int], CarriedPair] = {}
 
     def slow(self, rank: int | str, words: str) -> None:
@@ -141,7 +141,7 @@ class LiveNetwork:
         ways = [f"{self._names[a]} and {self._names[b]}" for a, b in self._cut if a < b]
         return f"The way between ranks {'; '.join(dict.fromkeys(ways))} is cut." if ways else ""
 
-    def carried(self) -> Carried:
+    def carried(self) -> Forwarded:
         """Return what was forwarded since the ranks began: in the latest run, or in all of kept ranks."""
         found = self.latest()
         if found is None:
@@ -180,7 +180,7 @@ class LiveNetwork:
             raise
         return self._switch
 
-    def latest(self) -> Carried | None:
+    def latest(self) -> Forwarded | None:
         """Say to the switch what is asked now; return what it has forwarded, None if nothing."""
         if self._switch is not None:
             factors = [(pid, self._factors.get(rank, 1)) for rank, pid in enumerate(self._pids)]

@@ -35,7 +35,7 @@ _RECEIVES = 4_000_000
 _UBUNTU = "a recent Ubuntu needs sysctl kernel.apparmor_restrict_unprivileged_userns=0"
 
 
-class Seat(NamedTuple):
+class NetworkNamespace(NamedTuple):
     """One rank's address in a network: its number, how many there are, the largest packet and window in bytes."""
 
     rank: int
@@ -52,7 +52,7 @@ def address(rank: int) -> str:
     return f"10.77.0.{rank + 1}"
 
 
-def enter(seat: Seat) -> int:
+def enter(seat: NetworkNamespace) -> int:
     """Move this process, which has one thread, into a new network. Return its TUN. Or NotPermitted."""
     unshare()
     tun = _open_tun()
@@ -67,7 +67,7 @@ def enter(seat: Seat) -> int:
     return tun
 
 
-def _give_address(seat: Seat) -> None:
+def _give_address(seat: NetworkNamespace) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
         fcntl.ioctl(way, _SETS_ADDRESS, _request(address(seat.rank)))
         fcntl.ioctl(way, _SETS_NETMASK, _request("255.255.255.0"))
@@ -134,6 +134,6 @@ def refusal(how: str = "enter") -> str:
 
 if __name__ == "__main__":
     try:
-        unshare() if sys.argv[1] == "unshare" else enter(Seat(0, 1, 1500, 4_000_000))
+        unshare() if sys.argv[1] == "unshare" else enter(NetworkNamespace(0, 1, 1500, 4_000_000))
     except NotPermitted as refused:
         print(refused)

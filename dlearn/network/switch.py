@@ -68,7 +68,7 @@ class Port:
         return found | {"deepest": deepest, "late": self.late / max(1, self.packets)}
 
 
-class Way:
+class Route:
     """The path from one rank to another: TCP's payload once, what was sent again, and what was dropped."""
 
     def __init__(self, ports: list[Port]) -> None:
@@ -148,8 +148,8 @@ class Switch:
     def __init__(self, control: socket.socket, plan: dict[str, Any], tuns: list[int]) -> None:
         self.control, self.tuns = control, tuns
         self.ports = [Port(*each) for each in plan["ports"]]
-        self.ways = {(a, b): Way([self.ports[each] for each in ports]) for a, b, ports in plan["ways"]}
-        self.due: list[tuple[float, int, int, bytes, Way, float, float, bool]] = []
+        self.ways = {(a, b): Route([self.ports[each] for each in ports]) for a, b, ports in plan["ways"]}
+        self.due: list[tuple[float, int, int, bytes, Route, float, float, bool]] = []
         self.number, self.paused_at, self.words = 0, 0.0, b""
         self.late: deque[float] = deque(maxlen=RECENT)
         self.latest = self.waited = self.breathless = 0.0
@@ -222,7 +222,7 @@ class Switch:
             with suppress(OSError):  # The rank has ended, and its device with it; or has no room: TCP sends again.
                 os.write(self.tuns[packet[19] - 1], packet)
 
-    def _enter(self, at: float, hop: int, packet: bytes, way: Way, last: float, passes: bool = False) -> None:
+    def _enter(self, at: float, hop: int, packet: bytes, way: Route, last: float, passes: bool = False) -> None:
         """Queue a packet at a port, from `at` on; its last byte arrives at `last`. It may pass others."""
         port, size = way.ports[hop], len(packet)
         if port.loss and random.random() < port.loss:

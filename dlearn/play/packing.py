@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
-from dlearn.analysis.walking import Board, Change, Step, Walkthrough
+from dlearn.analysis.replay import Change, StatePanel, Step, Walkthrough
 from dlearn.draw.layout.circle_layout import WIDTH, Spots, spots_of
 from dlearn.draw.layout.graph_layout import lay_out
 from dlearn.draw.palette import GRADIENT, NODE, SERIES, WORK, look
@@ -28,7 +28,7 @@ def player_facts(walk: Walkthrough) -> dict[str, Any]:
     lists: dict[str, dict[Any, int]] = {"pairs": {}, "parts": {}, "texts": {}}
     begin_ns = min((step.at_ns for step in walk.steps), default=0)
     steps = _step_columns(walk, lanes, begin_ns, lists)
-    boards = {board.title: number for number, board in enumerate(walk.boards)}
+    panels = {panel.title: number for number, panel in enumerate(walk.panels)}
 
     def changes(some: Iterable[Change]) -> list[list[int]]:
         found = []
@@ -36,10 +36,10 @@ def player_facts(walk: Walkthrough) -> dict[str, Any]:
             if each.rank in lanes:
                 owners = tuple(lanes[rank] for rank in each.owners if rank in lanes)
                 text = _number(lists["texts"], (printable(each.text), each.share, owners))
-                found.append([boards[each.board], lanes[each.rank], each.place, text])
+                found.append([panels[each.panel], lanes[each.rank], each.place, text])
         return found
 
-    def board(each: Board) -> dict[str, Any]:
+    def panel(each: StatePanel) -> dict[str, Any]:
         title = printable(each.title)
         return {"title": title, "lasting": each.lasting, "start": changes(each.start)}
 
@@ -49,7 +49,7 @@ def player_facts(walk: Walkthrough) -> dict[str, Any]:
         "steps": steps,
         "sentences": [printable(step.sentence) for step in walk.steps],
         "changes": [changes(step.changes) for step in walk.steps],
-        "boards": list(map(board, walk.boards)),
+        "panels": list(map(panel, walk.panels)),
         "graphs": [_graph(each, walk.labels) for each in walk.graphs],
         "stage": _stage(walk, lanes),
         "hues": SERIES,
@@ -80,7 +80,7 @@ def _step_columns(
             "until": -1 if step.until_ns is None else (step.until_ns - begin_ns) // 1000,
             "part": _number(lists["parts"], printable(step.part)),
             "mark": printable(_mark_of(step)),
-            "lit": step.lit,
+            "highlighted": step.highlighted,
             "hung": _hung(step, lanes) if step.absent else None,
             "round": number,
         }

@@ -65,7 +65,7 @@ function drawRows(place, { data, id, played, step }) {
 }
 
 function drawGraph(place, { data, id, played, step }) {
-  const lit = played.slice(0, step).map((number) => data.steps[number].lit).filter(Boolean);
+  const lit = played.slice(0, step).map((number) => data.steps[number].highlighted).filter(Boolean);
   const which = lit.length ? lit.at(-1)[0] : 0;
   const graph = data.graphs[which];
   const [wide, high] = [96, 44];
@@ -102,23 +102,23 @@ function drawGraph(place, { data, id, played, step }) {
 
 const VIEWS = { stage: drawStage, sequence: drawRows, graph: drawGraph };
 
-// After step `until` (-1: before the first): of one board, by lane, its places with text, share, owners, and whether
+// After step `until` (-1: before the first): of one panel, by lane, its places with text, share, owners, and whether
 // that step put them there.
 function heldOn(data, number, until) {
   const held = data.lanes.map(() => new Map());
-  const put = ([board, lane, at, text], fresh) => {
-    if (board === number) held[lane].set(at, [...data.texts[text], fresh]);
+  const put = ([panel, lane, at, text], fresh) => {
+    if (panel === number) held[lane].set(at, [...data.texts[text], fresh]);
   };
-  for (const change of data.boards[number].start) put(change, false);
+  for (const change of data.panels[number].start) put(change, false);
   for (let step = 0; step <= until; step += 1) {
     for (const change of data.changes[step]) put(change, step === until);
   }
   return held;
 }
 
-// The board of the operation that changed last, or else will change first; -1 if none does.
+// The panel of the operation that changed last, or else will change first; -1 if none does.
 function boardAt(data, until) {
-  const ofOne = (changes) => changes.find(([board]) => !data.boards[board].lasting);
+  const ofOne = (changes) => changes.find(([panel]) => !data.panels[panel].lasting);
   const last = data.changes.slice(0, until + 1).findLast(ofOne) ?? data.changes.slice(until + 1).find(ofOne);
   return last ? ofOne(last)[0] : -1;
 }
@@ -129,9 +129,9 @@ function drawHeld(place, data, current, named, shown) {
   place.replaceChildren();
   const until = current ?? -1;
   const recent = shown ? -1 : boardAt(data, until);
-  data.boards.forEach((board, number) => {
-    if (!board.lasting && number !== recent) return;
-    add(place, "p", { class: "note" }, board.title);
+  data.panels.forEach((panel, number) => {
+    if (!panel.lasting && number !== recent) return;
+    add(place, "p", { class: "note" }, panel.title);
     if (named && !place.querySelector(".names")) addNames(place, data);
     const dense = data.lanes.length > MOST_TEXTS; // cells of colour, not text
     const columns = add(place, "div", { class: dense ? "columns dense" : "columns" });
@@ -141,7 +141,7 @@ function drawHeld(place, data, current, named, shown) {
         if (!text && !dense) continue;
         const chip = add(column, "li", { class: fresh ? "fresh" : "", title: `${at + 1}: ${text}` });
         chip.style.setProperty("--share", `${100 * share}%`);
-        if (!board.lasting) add(chip, "b", {}, `${at + 1} `);
+        if (!panel.lasting) add(chip, "b", {}, `${at + 1} `);
         chip.append(text);
       }
     });

@@ -1,6 +1,6 @@
 """The player: a walk through a trace, step by step: a picture, what each rank holds, and a sentence for each step.
 
-`analysis.walking` makes the steps, `packing` turns them into data, and `player.js` shows them. A page that runs no
+`analysis.replay` makes the steps, `packing` turns them into data, and `player.js` shows them. A page that runs no
 scripts shows a static picture, and the first steps in words.
 """
 
@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, SupportsIndex
 
-from dlearn.analysis.walking import Walkthrough, walkthrough
+from dlearn.analysis.replay import Walkthrough, walkthrough
 from dlearn.draw.animation import animate
 from dlearn.errors import DlearnError, SetupError
 from dlearn.events.printable import printable

@@ -43,12 +43,12 @@ function wireBetween(from, to, { wide, high }, both) {
   return [at(Math.min(rim, far / 2)), at(Math.max(far - rim, far / 2))];
 }
 
-// The board that is shown: of the operation under way, or the next one's, once no rank works towards it any more.
+// The panel that is shown: of the operation under way, or the next one's, once no rank works towards it any more.
 function boardOf(data, until) {
   const recent = boardAt(data, until);
-  const begins = data.changes.findIndex((changes) => changes.some(([board]) => board === recent));
+  const begins = data.changes.findIndex((changes) => changes.some(([panel]) => panel === recent));
   const works = data.steps.slice(until + 1, Math.max(begins, 0)).some(({ dst }) => dst < 0);
-  return recent < 0 || works ? data.boards.findIndex(({ lasting }) => lasting) : recent;
+  return recent < 0 || works ? data.panels.findIndex(({ lasting }) => lasting) : recent;
 }
 
 // Who waits in an operation that never ran holds what it came with, and nothing else.
@@ -81,7 +81,7 @@ function drawCells(box, held, many, { data, lasting, wide, high }) {
   });
 }
 
-// A row for each rank, a column for each place of the board: the stronger, the more of it is there.
+// A row for each rank, a column for each place of the panel: the stronger, the more of it is there.
 function drawGrid(group, held, { title, lasting }, lanes, { inside: [[x, y], wide, high] }) {
   const columns = 1 + Math.max(...held.flatMap((each) => [...each.keys()]));
   const [width, height] = [(2 * wide) / columns, (2 * high) / held.length];
@@ -128,10 +128,10 @@ function drawStage(place, { data, id, current, moved }) {
   const grid = add(svg, "g");
   const fill = (held) => {
     grid.replaceChildren();
-    if (data.lanes.length > MOST_BOXES && !stage.row) return now?.hung || held.every((each) => !each.size) || drawGrid(grid, held, data.boards[number], data.lanes, stage);
+    if (data.lanes.length > MOST_BOXES && !stage.row) return now?.hung || held.every((each) => !each.size) || drawGrid(grid, held, data.panels[number], data.lanes, stage);
     boxes.forEach((box, lane) => {
       box.replaceChildren();
-      if (held[lane]) drawCells(box, held[lane], many, { data, lasting: data.boards[number]?.lasting, ...stage });
+      if (held[lane]) drawCells(box, held[lane], many, { data, lasting: data.panels[number]?.lasting, ...stage });
     });
   };
   fill(after);
@@ -143,7 +143,7 @@ function drawStage(place, { data, id, current, moved }) {
   }
   const packets = all.filter((each) => sent.includes(data.steps[each])).map((each) => {
     const packet = data.steps[each];
-    const carried = data.changes[each].filter(([board]) => board === number).map(([, , at]) => before[packet.src]?.get(at)?.[2] ?? []);
+    const carried = data.changes[each].filter(([panel]) => panel === number).map(([, , at]) => before[packet.src]?.get(at)?.[2] ?? []);
     return [drawPacket(svg, packet, new Set(carried.flat()), data, many, sent.length <= MOST_COLORS), path(packet.src, packet.dst)];
   });
   const still = !moved.length || sent.some(({ how }) => how === "missing") || matchMedia("(prefers-reduced-motion: reduce)").matches;

@@ -9,11 +9,11 @@ import base64
 import html
 from collections.abc import Sequence
 
-from dlearn.analysis.findings import size_text
-from dlearn.analysis.walking import Step, Walkthrough
+from dlearn.analysis.replay import Step, Walkthrough
 from dlearn.draw.palette import DARK, FAINT, INK, MISSING
 from dlearn.events.printable import printable
 from dlearn.play.page import dashes
+from dlearn.shown import size_text
 
 MOST_ROWS = 24
 _ROW_PX = 24

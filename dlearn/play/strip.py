@@ -18,7 +18,7 @@ from dlearn.errors import DlearnError
 from dlearn.events.event import Span
 from dlearn.events.event_table import Column
 from dlearn.events.printable import printable
-from dlearn.join.joining import everybody, operations
+from dlearn.join.joining import all_ranks, operations
 from dlearn.join.operation_messages import sums_of, why_unknown
 from dlearn.join.tables.operation_table import Operation
 from dlearn.join.tables.operations import Operations
@@ -75,7 +75,7 @@ def strip_facts(trace: Trace, steps: RunSteps) -> tuple[dict[str, Any], dict[str
     -2: its end was not seen) and waited, and its operation; of operations: the kind, and the span it lies in.
     """
     shown = operations(trace)
-    ranks = sorted(everybody(trace) | {*trace.labels})
+    ranks = sorted(all_ranks(trace) | {*trace.labels})
     lanes = {rank: lane for lane, rank in enumerate(ranks)}
     calls, begin_ns = shown.calls, trace.whole.first_ns
     last_ns = max(int(calls.start_ns.max()), int(calls.end_ns.max()))  # NONE is lower than any time.
@@ -121,7 +121,7 @@ def _call_columns(
     end_ns = np.where(calls.ended, calls.end_ns, last_ns)[order]
     unended = np.where(calls.pending[order], -1, -2)
     took = np.where(calls.ended[order], (end_ns - begin_ns) // unit_ns - start, unended)
-    waits_ns = np.minimum(calls.transfer_ns[order], end_ns) - calls.start_ns[order]
+    waits_ns = np.minimum(calls.last_arrival_ns[order], end_ns) - calls.start_ns[order]
     alone = shown.table.waits_for_none[shown.rows][calls.operation[order]]
     waited = np.where(alone, 0, np.maximum(0, waits_ns // unit_ns))
     differences = np.diff(start, prepend=0)
@@ -147,7 +147,7 @@ def _kinds(trace: Trace, shown: Operations, lanes: dict[int, int]) -> tuple[list
     kinds: dict[tuple[Any, ...], dict[str, Any]] = {}
     numbers: dict[tuple[Any, ...], int] = {}
     kind = np.zeros(len(shown), np.int64)
-    for one, equal in shown.alike():
+    for one, equal in shown.groups():
         described = _kind(one, trace, lanes)
         key = tuple(described.values())
         kinds[key] = described

@@ -1,4 +1,4 @@
-"""Prints the sentence of a hang (analysis/hanging/hang_words.py) while it lasts: who waits for whom, at which call.
+"""Prints the sentence of a hang (analysis/hanging/hang_report.py) while it lasts: who waits for whom, at which call.
 
 A thread looks now and then whether anything was reported. If nothing was for a while, it notes where the program is. If
 the program is inside a call as well, it reads the files of all processes of this host, and the lowest of the ranks that
@@ -15,7 +15,7 @@ from types import FrameType
 
 from dlearn.errors import TraceError
 from dlearn.events.event import PointToPoint
-from dlearn.events.job_facts import Place
+from dlearn.events.job_facts import Heartbeat
 from dlearn.hooks.c10d import works
 from dlearn.hooks.callers import site_of_thread
 from dlearn.hooks.host import Host
@@ -59,15 +59,15 @@ class HangWatch:
             self._noted_ns = last_ns
             site = site_of_thread(self._program)
             if site and not site.startswith("<"):  # Not the line by which Python came into a process.
-                self._host.fact(Place(at_ns=time.monotonic_ns(), site=site))
+                self._host.fact(Heartbeat(at_ns=time.monotonic_ns(), site=site))
         if quiet_seconds >= self.after and self._host.waiting and self._reported_ns != last_ns:
             self._reported_ns = last_ns
             self._report(quiet_seconds)
 
     def _report(self, seconds: float) -> None:
         # Only now: what reads traces is not loaded in a process that records one.
-        from dlearn.analysis.hanging.hang_words import tell
-        from dlearn.analysis.hanging.stuck import hangs
+        from dlearn.analysis.hanging.hang_detection import hangs
+        from dlearn.analysis.hanging.hang_report import report
         from dlearn.trace import Trace
 
         try:
@@ -83,7 +83,7 @@ class HangWatch:
             for hang in hangs(trace)
             if waits or me not in hang.waiting or not isinstance(hang.operation.ends[0], PointToPoint)
         ]
-        for speaker, sentence, _ in tell(found, trace):
+        for speaker, sentence, _ in report(found, trace):
             if speaker == me:
                 start = "\ndlearn" if sys.stderr.isatty() else "dlearn"  # A bar of progress may stand in the open line.
                 print(f"{start}: nothing has happened for {seconds:.0f} s: {sentence}.", file=sys.stderr, flush=True)

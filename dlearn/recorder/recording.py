@@ -29,7 +29,7 @@ from dlearn.events.event import (
     RpcCall,
     Span,
 )
-from dlearn.events.job_facts import RETURNED, Place
+from dlearn.events.job_facts import RETURNED, Heartbeat
 from dlearn.events.mpi_facts import ANY_TAG
 from dlearn.events.options import Options
 from dlearn.events.source import Source, describe, find
@@ -189,7 +189,7 @@ class Recording(Host):
 
     def function_ended(self, error: str) -> None:
         """Note that the function that a cluster called has returned, or raised `error`."""
-        self.fact(Place(at_ns=_clock(), ended=error or RETURNED))
+        self.fact(Heartbeat(at_ns=_clock(), ended=error or RETURNED))
 
     def failed(self, where: str, error: Exception) -> None:
         self._hook_errors += 1

@@ -91,7 +91,7 @@ def _run_script(rest: Sequence[str], args: Any, own: dict[str, str], order: Orde
         if "--live" in own:
             around.enter_context(live_rows(folder))
         if "--hold" in own:
-            gate = around.enter_context(held_at_a_prompt(folder)).keeper.address
+            gate = around.enter_context(held_at_a_prompt(folder)).gate_server.address
             order = msgspec.structs.replace(order, gate=gate)
         os.environ.update(order.environment())
         status, ended = _python(rest) if args is None else _torchrun(args)

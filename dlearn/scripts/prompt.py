@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dlearn.errors import DlearnError
-from dlearn.live.held_job import PATIENCE_SECONDS, HeldJob
-from dlearn.live.keeper import Keeper
+from dlearn.live.gate_server import GateServer
+from dlearn.live.paused_job import PATIENCE_SECONDS, PausedJob
 from dlearn.shown import Table
 
 HELP = """\
@@ -33,16 +33,16 @@ LOOK_SECONDS = 0.2
 SHOW_SECONDS = 2.0  # At most, for ranks that compute: a prompt cannot be interrupted.
 
 
-class HeldScript(HeldJob):
+class HeldScript(PausedJob):
     """The ranks of a script, as many as come."""
 
     def __init__(self, folder: Path) -> None:
-        self.keeper, self.trace_folder = Keeper(None, True), folder
-        self.keeper.on_trouble = lambda: os.kill(os.getpid(), signal.SIGTERM)
+        self.gate_server, self.trace_folder = GateServer(None, True), folder
+        self.gate_server.on_trouble = lambda: os.kill(os.getpid(), signal.SIGTERM)
 
     @property
     def under_way(self) -> bool:
-        return not self.keeper.over
+        return not self.gate_server.over
 
 
 @contextmanager
@@ -58,10 +58,10 @@ def held_at_a_prompt(folder: Path) -> Iterator[HeldScript]:
     try:
         yield job
     finally:
-        if job.keeper.trouble:
-            _say(f"dlearn: {job.keeper.trouble}")
+        if job.gate_server.trouble:
+            _say(f"dlearn: {job.gate_server.trouble}")
         over.set()
-        job.keeper.close()
+        job.gate_server.close()
         thread.join()
         os.dup2(mine, 0)
         os.close(mine)
@@ -69,9 +69,9 @@ def held_at_a_prompt(folder: Path) -> Iterator[HeldScript]:
 
 def _serve(job: HeldScript, mine: int, over: threading.Event) -> None:
     prompt = "held> " if os.isatty(mine) else ""
-    with job.keeper.changed:
-        while not (job.keeper.calls or over.is_set()):
-            job.keeper.changed.wait(LOOK_SECONDS)
+    with job.gate_server.changed:
+        while not (job.gate_server.calls or over.is_set()):
+            job.gate_server.changed.wait(LOOK_SECONDS)
     if not over.is_set():
         _waiting(job)
     _say(prompt, end="")
@@ -151,7 +151,7 @@ def _waiting(job: HeldScript) -> None:
     waiting = job.waiting_within(SHOW_SECONDS)
     _say(repr(waiting))
     here = {call.rank for call in waiting}
-    if 0 < len(here) < len(job.keeper.names) and (hang := job.hang):
+    if 0 < len(here) < len(job.gate_server.names) and (hang := job.hang):
         _say(hang)
 
 

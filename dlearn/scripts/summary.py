@@ -5,12 +5,12 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from dlearn.analysis.findings import time_text
-from dlearn.analysis.telling.words import overview, problem_sentences, rpc_overview, story
+from dlearn.analysis.telling.explanations import overview, problem_sentences, rpc_overview
+from dlearn.analysis.telling.post_mortem import story
 from dlearn.analysis.volume.reconcile import reconcile
 from dlearn.errors import TraceError
 from dlearn.join.wait_times import waiting
-from dlearn.shown import count_text
+from dlearn.shown import count_text, time_text
 from dlearn.trace import Trace
 
 SENTENCES = 4

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from dlearn import Cluster, Trace, analysis, draw, operations
-from dlearn.events.event import Bucket, Collective, Stretch
+from dlearn.events.event import Bucket, Collective, PhaseSpan
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here: not run"),
@@ -77,13 +77,13 @@ def test_the_stretches_hold_the_kernels_that_the_profiler_saw_in_them(run):
     profile = json.loads((folder / "profile_0.json").read_text())
     kernels = [each for each in profile["traceEvents"] if each.get("cat") == "kernel"]
     begin_ns, held = int(profile["baseTimeNanoseconds"]) - done.results[0], []
-    for stretch in done.trace.of(Stretch):
-        start, end, error, _ = done.trace.processes[0].device_spans[stretch.number]
+    for phase_span in done.trace.of(PhaseSpan):
+        start, end, error, _ = done.trace.processes[0].device_spans[phase_span.number]
         for kernel in kernels:
             begun, lasted = begin_ns + 1000 * kernel["ts"], 1000 * kernel["dur"]
             if start <= begun + lasted / 2 <= end:
                 assert start - error - PROFILER_NS <= begun <= begun + lasted <= end + error + PROFILER_NS
-                held.append((stretch.phase, "multi_tensor_apply" in kernel["name"]))
+                held.append((phase_span.phase, "multi_tensor_apply" in kernel["name"]))
     assert {phase for phase, _ in held} == {"forward", "backward", "optimizer"}
     of_optimizer = sum("multi_tensor_apply" in kernel["name"] for kernel in kernels)
     assert [phase for phase, its_own in held if its_own] == ["optimizer"] * of_optimizer

@@ -16,8 +16,8 @@ from itertools import permutations
 from math import prod
 from typing import Literal
 
-from dlearn.analysis.hanging.hang_words import call_text, hang_sentence, missing_text
-from dlearn.analysis.hanging.stuck import hangs
+from dlearn.analysis.hanging.hang_detection import hangs
+from dlearn.analysis.hanging.hang_report import call_text, hang_sentence, missing_text
 from dlearn.analysis.volume.traffic import Traffic, traffic_of
 from dlearn.errors import DlearnError, TrafficError
 from dlearn.events.event import Collective, PointToPoint
@@ -151,8 +151,8 @@ def _why_unfit(operation: Operation, trace: Trace) -> str:
             file = f"the file of {trace.label(rank)}"
             return f"{file} is not here or not whole: what it sent is not known"
     for each in (operation, *operation.steps):
-        if each.misfit is not None:
-            return str(each.misfit)
+        if each.mismatch is not None:
+            return str(each.mismatch)
         if each.missing:
             return missing_text(each, trace)
         for end in each.ends:

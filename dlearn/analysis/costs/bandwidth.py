@@ -18,7 +18,7 @@ from dlearn.events.event import Collective
 from dlearn.join.ends import family_of_op, payload_bytes
 from dlearn.join.joining import operations
 from dlearn.join.tables.operation_table import Operation
-from dlearn.shown import Answer, Paragraph, Table, size_text, time_text
+from dlearn.shown import Paragraph, Result, Table, size_text, time_text
 from dlearn.trace import Trace
 
 _WHOLE = ("broadcast", "reduce", "send")
@@ -53,7 +53,7 @@ class Bandwidth(msgspec.Struct, frozen=True, kw_only=True):
         return self.algorithm_bandwidth * factor
 
 
-class Bandwidths(Answer, frozen=True):
+class Bandwidths(Result, frozen=True):
     """A row for each op, number of ranks and size. `left_out` counts the others by their reason."""
 
     items: tuple[Bandwidth, ...]
@@ -82,17 +82,17 @@ def bandwidth(operation: Operation) -> Bandwidth:
     ranks = 2 if op == "send" else len(operation.group.members)
     if ranks < 2:
         raise DlearnError(f"{op}: on one rank nothing travels")
-    if operation.misfit or operation.missing or operation.failed or operation.unseen:
+    if operation.mismatch or operation.missing or operation.failed or operation.unseen:
         raise DlearnError(f"{op}: it failed, or not every rank's call is here")
     end_ns = operation.ends[-1].end_ns if op == "send" else operation.end_ns
-    if end_ns is None or end_ns <= operation.transfer_ns:
+    if end_ns is None or end_ns <= operation.last_arrival_ns:
         raise DlearnError(f"{op}: its end was not observed, or lies before its start")
     if family == "all_to_all" and not _is_even(operation):
         raise DlearnError(f"{op}: nccl-tests define it for parts of equal size only")
     # The size is that of the whole, of which ranks give blocks to a gather.
     given = [payload_bytes(end) for end in operation.ends]
     size = sum(given) if family in ("all_gather", "gather") else max(given)
-    duration_ns = end_ns - operation.transfer_ns
+    duration_ns = end_ns - operation.last_arrival_ns
     return Bandwidth(op=op, ranks=ranks, size_bytes=size, duration_ns=duration_ns)
 
 

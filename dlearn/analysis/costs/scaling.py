@@ -22,7 +22,7 @@ from dlearn.join.ends import bytes_of
 from dlearn.join.message_evidence import messages
 from dlearn.join.tables.message_table import Message
 from dlearn.join.wording import TENSORS_NAMED, tensor_text
-from dlearn.shown import Answer, Paragraph, Table, count_text, first_few
+from dlearn.shown import Paragraph, Result, Table, count_text, first_few
 from dlearn.trace import Trace
 
 Sizes = tuple[int, ...]
@@ -93,7 +93,7 @@ class ScalingLine(msgspec.Struct, frozen=True, kw_only=True):
         return line if not self.factors else f"{line}: {self.factors} = {slope} for each example"
 
 
-class Scaling(Answer, frozen=True, kw_only=True):
+class Scaling(Result, frozen=True, kw_only=True):
     """Every message of one iteration with its line, in the order of sending."""
 
     sizes: Sizes

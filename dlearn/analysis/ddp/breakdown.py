@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dlearn.analysis.ddp.step_clock import device_note, gate_note, on_device, unseen_note
 from dlearn.analysis.ddp.training_steps import Phase, TrainingStep, by_number, training_steps
 from dlearn.events.event import Collective
-from dlearn.shown import Answer, Paragraph, RankNames, Table, capitalized, ms, time_text
+from dlearn.shown import Paragraph, RankNames, Result, Table, capitalized, ms, time_text
 from dlearn.trace import Trace
 
 _LAUNCHED = "On a GPU: the times of the CPU that launches the kernels, which run on by themselves."
@@ -25,7 +25,7 @@ _COLUMNS: dict[str, Phase] = {
 }
 
 
-class Breakdown(Answer, frozen=True):
+class Breakdown(Result, frozen=True):
     """The parts of each training step on each rank.
 
     `note` is what a reader must know of a GPU's or a held job's times; else empty.

@@ -23,9 +23,9 @@ from dlearn.join.joining import operations
 from dlearn.join.tables.operation_table import Operation
 from dlearn.join.wait_times import waited_until_ns
 from dlearn.shown import (
-    Answer,
     Paragraph,
     RankNames,
+    Result,
     Table,
     capital,
     capitalized,
@@ -54,7 +54,7 @@ class BucketTime(msgspec.Struct, frozen=True, kw_only=True):
     `backward` counts the rank's backward passes through DDP models, from 0; `step` is the user's
     span around it. `ready` are its gradients in the order in which they came, `never_ready` those
     that did not. `launched_ns` is None where it was not sent, as in `no_sync`, or where its
-    call is not known. Until `transfer_ns` it waited for `last_rank`, which called last. `missing` are the
+    call is not known. Until `last_arrival_ns` it waited for `last_rank`, which called last. `missing` are the
     ranks that never sent this bucket, of one that was launched here: it waits for them for ever.
     """
 
@@ -70,7 +70,7 @@ class BucketTime(msgspec.Struct, frozen=True, kw_only=True):
     ready: tuple[tuple[str, int], ...]
     never_ready: tuple[str, ...] = ()
     launched_ns: int | None = None
-    transfer_ns: int | None = None
+    last_arrival_ns: int | None = None
     done_ns: int | None = None
     last_rank: int | None = None
     missing: tuple[int, ...] = ()
@@ -78,9 +78,9 @@ class BucketTime(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def waited_ns(self) -> int | None:
         """Return the time from its launch to that of the last rank."""
-        if self.launched_ns is None or self.transfer_ns is None:
+        if self.launched_ns is None or self.last_arrival_ns is None:
             return None
-        return self.transfer_ns - self.launched_ns
+        return self.last_arrival_ns - self.launched_ns
 
     @property
     def title(self) -> str:
@@ -88,7 +88,7 @@ class BucketTime(msgspec.Struct, frozen=True, kw_only=True):
         return self.step or f"backward pass {self.backward}"
 
 
-class BucketTimes(Answer, frozen=True):
+class BucketTimes(Result, frozen=True):
     """Every bucket of every backward pass, by pass, rank and bucket.
 
     `not_told`: calls of unknown bucket. `note`: whose times they are, where they are a GPU's.
@@ -173,8 +173,8 @@ class BucketTimes(Answer, frozen=True):
             if each.waited_ns and each.last_rank is not None:
                 waited, whom = ms(each.waited_ns), [each.last_rank]
             done, transfer = "never" if each.missing else "not observed", ""
-            if each.done_ns is not None and each.transfer_ns is not None:
-                done, transfer = ms(each.done_ns - at), ms(each.done_ns - each.transfer_ns)
+            if each.done_ns is not None and each.last_arrival_ns is not None:
+                done, transfer = ms(each.done_ns - at), ms(each.done_ns - each.last_arrival_ns)
             row += [ms(each.launched_ns - at), "".join(self.labels[rank] for rank in whom)]
             table.append([*row, waited, transfer, done])
         return table
@@ -210,7 +210,7 @@ def bucket_times(trace: Trace) -> BucketTimes:
     note = device_note(trace) or unseen_note(trace)
     trace = on_device(trace)
     asked = operations(trace)
-    carrying = asked.at(np.flatnonzero(asked.table.carries[asked.rows]))
+    carrying = asked.at(np.flatnonzero(asked.table.has_bucket_label[asked.rows]))
     # By rank, its graph task, model and bucket.
     calls: dict[tuple[int, int | None, int, int], Calls] = defaultdict(list)
     for operation in carrying:
@@ -265,7 +265,7 @@ def _bucket_time(found: Pass, bucket: Bucket, known: RankEvents, calls: Calls) -
     return msgspec.structs.replace(
         bare,
         launched_ns=end.start_ns,
-        transfer_ns=waited_until_ns(operation, end),
+        last_arrival_ns=waited_until_ns(operation, end),
         done_ns=None if None in ends else max(each or 0 for each in ends),
         last_rank=operation.last_rank,
         missing=operation.missing,

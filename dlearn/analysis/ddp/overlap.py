@@ -17,7 +17,7 @@ import msgspec
 
 from dlearn.analysis.ddp.step_clock import device_note, gate_note, on_device, unseen_note
 from dlearn.analysis.ddp.training_steps import COMPUTED, TrainingStep, by_number, training_steps
-from dlearn.shown import Answer, Paragraph, RankNames, Table, count_text, ms, time_text
+from dlearn.shown import Paragraph, RankNames, Result, Table, count_text, ms, time_text
 from dlearn.trace import Trace
 
 _ROWS_SHOWN = 24
@@ -52,7 +52,7 @@ class StepOverlap(msgspec.Struct, frozen=True):
         return self.path[-1].end_ns - self.path[0].start_ns if self.path else -1
 
 
-class Overlap(Answer, frozen=True):
+class Overlap(Result, frozen=True):
     """The communication of each training step: hidden and exposed, and the critical path.
 
     `note`: whose times they are, where they are a GPU's, and which waiting was the gate's.
@@ -151,7 +151,7 @@ def critical_path(steps: Sequence[TrainingStep]) -> tuple[Leg, ...]:
     call = max(last.calls, key=lambda call: call.end_ns or 0, default=None)
     if call is None or (call.end_ns or 0) <= computed:
         return tuple(_legs(last, last.start_ns, last.end_ns))
-    sent_ns, done_ns = call.transfer_ns, call.end_ns or 0
+    sent_ns, done_ns = call.last_arrival_ns, call.end_ns or 0
     # In a selection of ranks the one that launched last may be left out.
     launchers = [step for step in steps if step.rank == call.operation.last_rank]
     before = [leg for step in launchers for leg in _legs(step, step.start_ns, sent_ns)]

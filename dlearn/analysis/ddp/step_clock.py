@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from dlearn.analysis.ddp.training_steps import Interval, of_ddp, pieces
 from dlearn.events.clocks import DeviceSpan
-from dlearn.events.event import NOT_OBSERVED, Collective, Event, Gradient, Span, Stretch
+from dlearn.events.event import NOT_OBSERVED, Collective, Event, Gradient, PhaseSpan, Span
 from dlearn.join.joining import operations
 from dlearn.join.selection import once
 from dlearn.shown import time_text
@@ -43,7 +43,7 @@ def on_device(trace: Trace) -> Trace:
 
 def _is_needed(event: Event) -> bool:
     """Return whether it hides or is hidden; of the program's own calls no waits are known."""
-    if isinstance(event, Stretch):
+    if isinstance(event, PhaseSpan):
         return event.end_ns is not None and not event.failed
     if isinstance(event, Collective):
         return of_ddp(event) and not _on_cpu(event)
@@ -86,7 +86,7 @@ def gate_note(trace: Trace) -> str:
             lasting[span.rank].append((span.start_ns, span.end_ns, "gate"))
     for operation in operations(trace) if lasting else ():
         if operation.last_rank in lasting:
-            waited = (operation.start_ns, operation.transfer_ns, "waited for")
+            waited = (operation.start_ns, operation.last_arrival_ns, "waited for")
             lasting[operation.last_rank].append(waited)
     texts = []
     for rank, intervals in sorted(lasting.items()):
@@ -104,7 +104,7 @@ def unseen_note(trace: Trace) -> str:
     """Say why a program that makes a DDP model shows no step of it; "" where it does."""
     firsts = trace.table.firsts
     made = any(isinstance(event, Collective) and event.role.startswith("DDP") for event in firsts)
-    if trace.whole.rows.has(Gradient, Stretch) or not made:
+    if trace.whole.rows.has(Gradient, PhaseSpan) or not made:
         return ""
     unseen = "no forward pass of it was seen: torch.compile's Python reducer leaves none"
     return f"A DDP model was made, and {unseen}."

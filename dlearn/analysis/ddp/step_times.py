@@ -17,10 +17,10 @@ import msgspec
 
 from dlearn.analysis.ddp.step_clock import gate_note
 from dlearn.analysis.ddp.training_steps import TrainingStep, by_number, training_steps
-from dlearn.analysis.hanging.stuck import Hang, hangs
-from dlearn.events.event import Span, Stretch
+from dlearn.analysis.hanging.hang_detection import Hang, hangs
+from dlearn.events.event import PhaseSpan, Span
 from dlearn.join.tables.operation_table import Operation
-from dlearn.shown import Answer, Paragraph, RankNames, Table, capitalized, count_text, ms, time_text, waits
+from dlearn.shown import Paragraph, RankNames, Result, Table, capitalized, count_text, ms, time_text, waits
 from dlearn.trace import Trace
 
 ODD = 2.0
@@ -76,7 +76,7 @@ class RunStep(msgspec.Struct):
         return self.length_ns or _ENDLESS
 
 
-class RunSteps(Answer, frozen=True):
+class RunSteps(Result, frozen=True):
     """The steps of a run, in their order. `note`: which waiting was the gate's of a held job."""
 
     steps: tuple[RunStep, ...]
@@ -132,7 +132,7 @@ class RunSteps(Answer, frozen=True):
         return longest if finished[longest] > ODD * median(finished.values()) else None
 
     @property
-    def told(self) -> int | None:
+    def reported(self) -> int | None:
         """Return the index of the one step that the finding is about, if it is about one."""
         if len(self.steps) == 1:
             return 0
@@ -142,7 +142,7 @@ class RunSteps(Answer, frozen=True):
     @property
     def finding(self) -> str:
         lengths = self.lengths_ns
-        step = self.steps[self.told] if self.told is not None else None
+        step = self.steps[self.reported] if self.reported is not None else None
         if step is not None and step.length_ns is None:
             return self._unfinished(step)
         if not lengths:
@@ -178,8 +178,8 @@ class RunSteps(Answer, frozen=True):
         """Write "The longest is step 40: 29.1 ms: rank 1 ..."; "" where the finding says so."""
         lengths = self.lengths_ns
         finished = [at for at, step in enumerate(self.steps) if step.length_ns is not None]
-        longest = max(finished, key=lambda at: self.steps[at].order_ns, default=self.told)
-        if longest == self.told or time_text(max(lengths)) == time_text(min(lengths)):
+        longest = max(finished, key=lambda at: self.steps[at].order_ns, default=self.reported)
+        if longest == self.reported or time_text(max(lengths)) == time_text(min(lengths)):
             return ""
         step = self.steps[longest or 0]
         return f"The longest is {step.title}: {time_text(max(lengths))}{self._because(step)}"
@@ -227,7 +227,7 @@ class RunSteps(Answer, frozen=True):
 def step_times(trace: Trace) -> RunSteps:
     """Measure each step on each rank; of a selection those of which it holds a part."""
     # To look for steps, all operations are made: not of a million sends that belong to none.
-    found = training_steps(trace) if trace.whole.rows.has(Stretch) else ()
+    found = training_steps(trace) if trace.whole.rows.has(PhaseSpan) else ()
     steps = [_run_step(of_ranks) for of_ranks in by_number(found)] or _spans(trace)
     over = {step.rank: step.rows[-1].work == "optimizer" for step in found if step.rows}
     for hang in hangs(trace) if steps else ():

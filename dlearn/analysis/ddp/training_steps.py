@@ -19,7 +19,7 @@ import msgspec
 from msgspec.structs import replace
 
 from dlearn.events.clocks import CUDA_EVENT_IN_LINE
-from dlearn.events.event import Collective, Gradient, Span, Stretch
+from dlearn.events.event import Collective, Gradient, PhaseSpan, Span
 from dlearn.join.ends import End
 from dlearn.join.joining import operations
 from dlearn.join.selection import once
@@ -32,19 +32,19 @@ COMPUTED: tuple[Phase, ...] = ("forward", "backward", "optimizer", "between")
 
 
 class StepCall(NamedTuple):
-    """One rank's part in an operation: it waits for the last rank, from `transfer_ns` on it sends.
+    """One rank's part in an operation: it waits for the last rank, from `last_arrival_ns` on it sends.
 
     `end_ns` is None where the end was not observed; then nothing is known of its waiting either.
     """
 
     operation: Operation
     start_ns: int
-    transfer_ns: int
+    last_arrival_ns: int
     end_ns: int | None
 
     @property
     def waited_ns(self) -> int:
-        return self.transfer_ns - self.start_ns
+        return self.last_arrival_ns - self.start_ns
 
 
 class StepRow(NamedTuple):
@@ -172,7 +172,7 @@ def _late_rank(row: StepRow) -> int | None:
 def _part(phase: Phase, rows: Sequence[StepRow]) -> Part:
     last = rows[-1]
     same = [one for one in last.awaited if one.last_rank == _late_rank(last)]
-    awaited = min(same, key=lambda one: one.transfer_ns, default=None)
+    awaited = min(same, key=lambda one: one.last_arrival_ns, default=None)
     return Part(phase, rows[0].start_ns, last.end_ns, awaited)
 
 
@@ -190,12 +190,12 @@ def last_step(trace: Trace) -> str:
 def training_steps(trace: Trace) -> tuple[TrainingStep, ...]:
     """Fill the table: steps by number, then rank; of a selection those that it holds a part of."""
     whole = by_rank(trace.whole)
-    wanted = {(event.rank, event.number) for event in trace.of(Stretch)}
+    wanted = {(event.rank, event.number) for event in trace.of(PhaseSpan)}
     steps = []
-    for rank, all_stretches in whole.stretches.items():
-        for number, stretches in enumerate(_cut(all_stretches, whole.calls[rank])):
-            if not wanted.isdisjoint((rank, each.number) for each in stretches):
-                steps.append(_step(number, rank, stretches, whole))
+    for rank, all_stretches in whole.phase_spans.items():
+        for number, phase_spans in enumerate(_cut(all_stretches, whole.calls[rank])):
+            if not wanted.isdisjoint((rank, each.number) for each in phase_spans):
+                steps.append(_step(number, rank, phase_spans, whole))
     return tuple(sorted(steps, key=lambda step: (step.number, step.rank)))
 
 
@@ -208,16 +208,16 @@ class RankEvents(msgspec.Struct):
     `calls` are there where stretches are.
     """
 
-    stretches: dict[int, list[Stretch]]
+    phase_spans: dict[int, list[PhaseSpan]]
     gradients: dict[int, list[int]]
     calls: dict[int, list[CalledEnd]]
     spans: dict[tuple[int, int | None], str]
 
     def backward_start_ns(self, rank: int, at_ns: int) -> int:
         """Return when the backward pass around this began; `at_ns` where that was not noted."""
-        stretches = self.stretches[rank]
-        begun = bisect_right(stretches, at_ns, key=lambda each: each.start_ns)
-        for each in reversed(stretches[:begun]):
+        phase_spans = self.phase_spans[rank]
+        begun = bisect_right(phase_spans, at_ns, key=lambda each: each.start_ns)
+        for each in reversed(phase_spans[:begun]):
             if each.phase == "backward":
                 return each.start_ns if at_ns <= (each.end_ns or 0) else at_ns
         return at_ns
@@ -229,14 +229,14 @@ def by_rank(trace: Trace) -> RankEvents:
     found.spans.update({(span.rank, span.number): span.name for span in trace.of(Span)})
     for gradient in trace.of(Gradient):
         found.gradients[gradient.rank].append(gradient.start_ns)
-    for operation in operations(trace) if trace.rows.has(Stretch) else ():
+    for operation in operations(trace) if trace.rows.has(PhaseSpan) else ():
         for end in operation.ends:
             found.calls[end.rank].append((operation, end))
     for calls in found.calls.values():
         calls.sort(key=lambda call: call[1].start_ns)
-    for each in trace.of(Stretch):
+    for each in trace.of(PhaseSpan):
         if each.end_ns is not None and not each.failed:
-            mine = found.stretches[each.rank]
+            mine = found.phase_spans[each.rank]
             start_ns = each.start_ns
             if each.phase == "forward":  # With what DDP sends before it: buckets, buffers.
                 over_ns = mine[-1].end_ns or 0 if mine else 0
@@ -252,8 +252,8 @@ def _between(calls: Sequence[CalledEnd], after_ns: int, until_ns: int) -> Sequen
     return calls[first : bisect_right(calls, until_ns, key=lambda call: call[1].start_ns)]
 
 
-def _within(calls: Sequence[CalledEnd], stretch: Stretch) -> Sequence[CalledEnd]:
-    return _between(calls, stretch.start_ns - 1, stretch.end_ns or stretch.start_ns)
+def _within(calls: Sequence[CalledEnd], phase_span: PhaseSpan) -> Sequence[CalledEnd]:
+    return _between(calls, phase_span.start_ns - 1, phase_span.end_ns or phase_span.start_ns)
 
 
 def of_ddp(end: End) -> bool:
@@ -277,12 +277,12 @@ def _blocks(end: End) -> bool:
     return on_host or end.ended_by == CUDA_EVENT_IN_LINE
 
 
-def _cut(stretches: Sequence[Stretch], calls: Sequence[CalledEnd]) -> list[list[Stretch]]:
+def _cut(phase_spans: Sequence[PhaseSpan], calls: Sequence[CalledEnd]) -> list[list[PhaseSpan]]:
     """Begin a step with the first forward pass after the end of the one before."""
-    by_optimizer = any(each.phase == "optimizer" for each in stretches)
-    steps: list[list[Stretch]] = []
+    by_optimizer = any(each.phase == "optimizer" for each in phase_spans)
+    steps: list[list[PhaseSpan]] = []
     over = False
-    for each in stretches:
+    for each in phase_spans:
         if not steps or (over and each.phase == "forward"):
             steps.append([])
             over = False
@@ -294,33 +294,33 @@ def _cut(stretches: Sequence[Stretch], calls: Sequence[CalledEnd]) -> list[list[
     return steps
 
 
-def _step(number: int, rank: int, stretches: Sequence[Stretch], found: RankEvents) -> TrainingStep:
+def _step(number: int, rank: int, phase_spans: Sequence[PhaseSpan], found: RankEvents) -> TrainingStep:
     calls: list[StepCall] = []
     marks: list[Interval] = []
     others = 0
-    for stretch in stretches:
-        end_ns = stretch.end_ns or 0
-        marks.append((stretch.start_ns, end_ns, stretch.phase))
+    for phase_span in phase_spans:
+        end_ns = phase_span.end_ns or 0
+        marks.append((phase_span.start_ns, end_ns, phase_span.phase))
         ready = bisect_right(found.gradients[rank], end_ns)
-        if stretch.phase == "backward" and ready:
+        if phase_span.phase == "backward" and ready:
             last_ns = found.gradients[rank][ready - 1]
-            marks.append((stretch.start_ns, last_ns, "gradients to come"))
-        for operation, end in _within(found.calls[rank], stretch):
-            if not (_blocks(end) or (of_ddp(end) and end.phase == stretch.phase)):
+            marks.append((phase_span.start_ns, last_ns, "gradients to come"))
+        for operation, end in _within(found.calls[rank], phase_span):
+            if not (_blocks(end) or (of_ddp(end) and end.phase == phase_span.phase)):
                 others += 1
                 continue
             calls.append(_call(operation, end, end_ns))
             if _blocks(end):
                 marks.append((end.start_ns, calls[-1].end_ns or 0, "blocked"))
     if all(call.end_ns is not None for call in calls):
-        marks += [(call.start_ns, call.transfer_ns, call.operation) for call in calls]
-        marks += [(call.transfer_ns, call.end_ns or 0, "travels") for call in calls]
+        marks += [(call.start_ns, call.last_arrival_ns, call.operation) for call in calls]
+        marks += [(call.last_arrival_ns, call.end_ns or 0, "travels") for call in calls]
     return TrainingStep(
         number=number,
         rank=rank,
-        title=found.spans.get((rank, stretches[0].parent)) or f"training step {number}",
-        start_ns=stretches[0].start_ns,
-        end_ns=max(each.end_ns or 0 for each in stretches),
+        title=found.spans.get((rank, phase_spans[0].parent)) or f"training step {number}",
+        start_ns=phase_spans[0].start_ns,
+        end_ns=max(each.end_ns or 0 for each in phase_spans),
         rows=tuple(starmap(_row, pieces(marks))),
         calls=tuple(calls),
         others=others,
@@ -346,11 +346,11 @@ def pieces(intervals: Iterable[Interval]) -> Iterator[tuple[int, int, list[str |
 
 
 def _call(operation: Operation, end: End, stretch_end_ns: int) -> StepCall:
-    transfer_ns = waited_until_ns(operation, end)
-    if end.end_ns is None or end.failed or transfer_ns is None:
+    last_arrival_ns = waited_until_ns(operation, end)
+    if end.end_ns is None or end.failed or last_arrival_ns is None:
         return StepCall(operation, end.start_ns, end.start_ns, None)
     over_ns = min(end.end_ns, stretch_end_ns)
-    began_ns = min(max(transfer_ns, end.start_ns), over_ns)
+    began_ns = min(max(last_arrival_ns, end.start_ns), over_ns)
     return StepCall(operation, end.start_ns, began_ns, over_ns)
 
 

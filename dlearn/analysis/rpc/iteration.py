@@ -22,7 +22,7 @@ from dlearn.join.rpc_messages import UNKNOWN, phase_of, wire_bytes
 from dlearn.join.selecting import PHASES
 from dlearn.join.tables.message_table import Message
 from dlearn.join.wire import RPC, Meter, meters
-from dlearn.shown import Answer, Paragraph, RankNames, Table, count_text, listed
+from dlearn.shown import Paragraph, RankNames, Result, Table, count_text, listed
 from dlearn.trace import Trace
 
 _PHASES = PHASES[1:5]  # From forward to cleanup.
@@ -58,7 +58,7 @@ class PhaseBytes(WireBytes, frozen=True, kw_only=True):
         return None if self.not_predicted else super().residue_bytes
 
 
-class Iteration(Answer, frozen=True, kw_only=True):
+class Iteration(Result, frozen=True, kw_only=True):
     """Every message of one iteration, by phase. `drivers` are the ranks whose contexts it consists of."""
 
     number: int

@@ -7,9 +7,9 @@ import signal
 from collections import defaultdict
 from collections.abc import Iterable
 
-from dlearn.analysis.hanging.hang_words import call_text, called_at, pace_text, tell, whereabouts
+from dlearn.analysis.hanging.hang_detection import Mismatch, came_out, exit_text, hangs, mismatches, pace
+from dlearn.analysis.hanging.hang_report import call_text, called_at, pace_text, report, whereabouts
 from dlearn.analysis.hanging.roots import Root, Victim, WaitsFor, deadlock, follows_from, roots, victims
-from dlearn.analysis.hanging.stuck import Mismatch, came_out, exit_text, hangs, mismatches, pace
 from dlearn.events.process import Process
 from dlearn.shown import count_text, waits
 from dlearn.trace import Trace
@@ -32,7 +32,7 @@ def story(trace: Trace) -> list[str]:
     # Last those that were asked to end, as torchrun asks the others when a rank has failed.
     ended.sort(key=lambda process: process.exit_status == -signal.SIGTERM)
     stuck = [*root_sentences(trace), *victim_sentences(trace)]
-    stuck = stuck or [each.sentence for each in tell(hangs(trace), trace)]
+    stuck = stuck or [each.sentence for each in report(hangs(trace), trace)]
     went = pace(trace)
     if went is not None and went.slow:
         stuck.append(f"It was {pace_text(went)}")
@@ -144,7 +144,7 @@ def mismatch_sentences(found: Iterable[Mismatch], trace: Trace) -> list[str]:
     groups: dict[tuple[object, ...], list[Mismatch]] = {}
     for each in found:
         operation = each.operation
-        key = (each.why, operation.op, operation.misfit, *(end.site for end in operation.ends))
+        key = (each.why, operation.op, operation.mismatch, *(end.site for end in operation.ends))
         groups.setdefault(key, []).append(each)
     return [_mismatch_sentence(group[0], len(group), trace) for group in groups.values()]
 
@@ -155,7 +155,7 @@ def _mismatch_sentence(mismatch: Mismatch, times: int, trace: Trace) -> str:
     again = f" (and {times - 1:,} more from there)" if times > 1 else ""
     call = f"{operation.op} #{operation.seq}{again}"
     if mismatch.why == "calls":
-        text = f"{call} went through, and {operation.misfit}: its results mean nothing"
+        text = f"{call} went through, and {operation.mismatch}: its results mean nothing"
         return "; ".join(filter(None, (text, called_at(operation, trace))))
     if mismatch.why == "sites":
         where = called_at(operation, trace, call)

@@ -10,7 +10,7 @@ from dlearn.analysis.volume.traffic import Traffic, traffic
 from dlearn.join.joining import operations
 from dlearn.join.operation_messages import sums_of
 from dlearn.join.rpc_messages import phase_of
-from dlearn.shown import Answer, Paragraph, Table, count_text
+from dlearn.shown import Paragraph, Result, Table, count_text
 from dlearn.trace import Trace
 
 _ROWS_SHOWN = 40
@@ -39,7 +39,7 @@ class Difference(msgspec.Struct, frozen=True):
         return self.b.message_count - self.a.message_count
 
 
-class Comparison(Answer, frozen=True, kw_only=True):
+class Comparison(Result, frozen=True, kw_only=True):
     """The traffic of the runs `a` and `b`: in all, by (phase, operation), and by (sender, receiver).
 
     Ranks go by their labels: two runs need not have the same ones. `unexplained` operations, whose messages are not
@@ -121,7 +121,7 @@ Amounts = dict[tuple[str, str], Amount]
 
 def _by_kind(trace: Trace) -> Amounts:
     found: Amounts = {}
-    for one, times in operations(trace).counted():
+    for one, times in operations(trace).group_sizes():
         phase = phase_of(one.exchange) if one.exchange is not None else one.ends[0].phase
         came = [each for each in sums_of(one) if each.how != "missing"]
         if came:

@@ -55,7 +55,7 @@ def count_messages(shown: Operations, ranks: Container[int]) -> Sums:
     count = never_came = arrows = derived = derived_arrows = 0
     unexplained: Counter[Reason] = Counter()
     leaves, _ = shown.leaves()
-    for one, places in leaves.alike():
+    for one, places in leaves.groups():
         sums = _timed_sums(one, leaves, places)
         reason = None if sums else why_unknown(one)
         if reason is not None:
@@ -82,15 +82,15 @@ def _timed_sums(one: Operation, leaves: Operations, places: np.ndarray) -> list[
             times = [NONE if at_ns is None else at_ns for at_ns in (m.sent_ns, m.received_ns)]
             timed.append((PairSum(m.src, m.dst, m.how, m.payload_bytes, 1), *np.array(times)[:, None]))
         return timed
-    transfer_ns, end_ns, starts_ns, ends_ns = leaves.times(places)
+    last_arrival_ns, end_ns, starts_ns, ends_ns = leaves.times(places)
     none = np.full(len(places), NONE)
     if one.sender is not None:
         sent_ns = starts_ns[:, 0] if one.ends[0].op == "send" else none
         received_ns = ends_ns[:, -1] if one.ends[-1].op == "recv" else none
     else:
         is_known = (end_ns != NONE) & (not one.failed)
-        sent_ns = np.where(is_known, transfer_ns, NONE)
-        received_ns = np.where(is_known, np.maximum(transfer_ns, end_ns), NONE)
+        sent_ns = np.where(is_known, last_arrival_ns, NONE)
+        received_ns = np.where(is_known, np.maximum(last_arrival_ns, end_ns), NONE)
     return [(pair, sent_ns, received_ns) for pair in sums_of(one)]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dlearn.events.memory_held import MemoryHeld
-from dlearn.shown import Answer, Paragraph, RankNames, Table, capitalized, size_text
+from dlearn.shown import Paragraph, RankNames, Result, Table, capitalized, size_text
 from dlearn.trace import Trace
 
 PARTS = {
@@ -27,7 +27,7 @@ STATE = {"Adam": 2, "AdamW": 2, "NAdam": 2, "RAdam": 2, "Adagrad": 1}
 _ROWS_SHOWN = 24
 
 
-class RankMemory(Answer, frozen=True):
+class RankMemory(Result, frozen=True):
     """By rank, what it held after each change; the last values hold until the next. Bytes."""
 
     held: dict[int, tuple[MemoryHeld, ...]]

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from dlearn.events.event import Counters, Span
-from dlearn.join.ledger import Ledger, OperationKey, Pair, Stretch, Why, counted_together, ledger_of, name_of
+from dlearn.join.ledger import Ledger, OperationKey, Pair, SampleRange, Why, counted_together, ledger_of, name_of
 from dlearn.join.rpc_messages import FRAMING_ERROR, MESSAGE_BYTES
 from dlearn.join.selection import once
 from dlearn.join.wire import NO_GROUP, RPC, unattributed_bytes, why_not_measured
 from dlearn.join.wording import Reason
-from dlearn.shown import Answer, Paragraph, RankNames, Table, count_text, first_few
+from dlearn.shown import Paragraph, RankNames, Result, Table, count_text, first_few
 from dlearn.trace import Trace
 
 _PARTS_SHOWN = 12
@@ -81,7 +81,7 @@ class WirePart(msgspec.Struct, frozen=True, kw_only=True):
         return sum(pair.residue_bytes or 0 for pair in self.pairs if pair.why == "not seen")
 
 
-class Reconciliation(Answer, frozen=True, kw_only=True):
+class Reconciliation(Result, frozen=True, kw_only=True):
     """Predicted and measured bytes, for the `whole` and for its `parts`.
 
     `not_measured` says why nothing was measured, or is empty. `exact`: measured, and every residue of the whole is 0.
@@ -123,7 +123,7 @@ class Reconciliation(Answer, frozen=True, kw_only=True):
         switched = {pair: f"{size:,}" for pair, (size, _) in self.switched.items()}
         table = [head]
         for pair in self.whole.pairs:
-            names = [self.labels[pair.src], self.labels[pair.dst], pair.whose]
+            names = [self.labels[pair.src], self.labels[pair.dst], pair.group_name]
             by_switch = switched.pop((pair.src, pair.dst), "")
             table.append([*names, *_cells(pair, pair.residue_bytes), by_switch])
         in_all = f"{sum(size for size, _ in self.switched.values()):,}"
@@ -293,7 +293,7 @@ def _connections(group: str) -> str:
 
 def _spans(trace: Trace, ledger: Ledger) -> Iterator[WirePart]:
     """Yield each span that has a sample at both ends, with the same span on the other ranks."""
-    together: dict[tuple[str, int], list[Stretch]] = defaultdict(list)
+    together: dict[tuple[str, int], list[SampleRange]] = defaultdict(list)
     samples: dict[tuple[int, int | None], list[int]] = defaultdict(list)
     for sample in trace.of(Counters):
         samples[sample.rank, sample.parent].append(sample.number)
@@ -306,13 +306,13 @@ def _spans(trace: Trace, ledger: Ledger) -> Iterator[WirePart]:
         stretch = event.rank, bisect_left(known, min(numbers)), bisect_left(known, max(numbers))
         together[event.name, times[event.rank, event.name]].append(stretch)
         times[event.rank, event.name] += 1
-    for (name, _), stretches in together.items():
-        yield _part(name, stretches, ledger)
+    for (name, _), ranges in together.items():
+        yield _part(name, ranges, ledger)
 
 
 def _single_operations(ledger: Ledger) -> Iterator[WirePart]:
     """Yield each section between two samples of `measure="phase"`, joined over the ranks."""
-    together: dict[Sequence[OperationKey], list[Stretch]] = defaultdict(list)
+    together: dict[Sequence[OperationKey], list[SampleRange]] = defaultdict(list)
     names: dict[OperationKey, str] = {}
     keys, entries = ledger.operations.rows.tolist(), ledger.entries
     # In the order in which the operations were called.
@@ -323,12 +323,12 @@ def _single_operations(ledger: Ledger) -> Iterator[WirePart]:
         for place, cell in zip(places, entries.cell[part].tolist(), strict=True):
             names[keys[place]] = name_of(ledger.operations[place], entries.cells[cell])
         together[tuple(sorted(keys[place] for place in places))].append((rank, section, section + 1))
-    for met, stretches in together.items():
-        yield _part(first_few([names[key] for key in met], 3, between=" and "), stretches, ledger)
+    for met, ranges in together.items():
+        yield _part(first_few([names[key] for key in met], 3, between=" and "), ranges, ledger)
 
 
-def _part(what: str, stretches: Sequence[Stretch], ledger: Ledger) -> WirePart:
-    pairs, unexplained = ledger.pairs(stretches)
+def _part(what: str, ranges: Sequence[SampleRange], ledger: Ledger) -> WirePart:
+    pairs, unexplained = ledger.pairs(ranges)
     return WirePart(what=what, pairs=tuple(pairs), note="; ".join([*_not_predicted(unexplained), *_residues(pairs)]))
 
 

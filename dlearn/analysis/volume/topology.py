@@ -12,7 +12,7 @@ from dlearn.events.wiring import Choice, Ring, Wiring
 from dlearn.join import nccl_rings
 from dlearn.join.ends import Group
 from dlearn.join.process_groups import join_groups
-from dlearn.shown import Answer, Paragraph, RankNames, Table, count_text, first_few
+from dlearn.shown import Paragraph, RankNames, Result, Table, count_text, first_few
 from dlearn.trace import Trace
 
 _ROWS_SHOWN = 24
@@ -32,7 +32,7 @@ class LinkSum(NamedTuple):
     cards: tuple[str, ...]
 
 
-class Topology(Answer, frozen=True):
+class Topology(Result, frozen=True):
     """The wiring of one process group by NCCL. `hosts` have the ranks that left lines; ranks are the trace's.
 
     `rings` are whole, with the number of their channels; None of them ran where NCCL chose something else (`choices`),

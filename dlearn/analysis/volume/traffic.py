@@ -17,7 +17,7 @@ from dlearn.join.tables.operation_table import Operation
 from dlearn.join.tables.operations import Operations
 from dlearn.join.wire import why_not_measured
 from dlearn.join.wording import Reason
-from dlearn.shown import Answer, Paragraph, RankNames, Table, count_text
+from dlearn.shown import Paragraph, RankNames, Result, Table, count_text
 from dlearn.trace import Trace
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _COLUMNS = 16
 _PAIRS_SHOWN = 40
 
 
-class Matrix(Answer, frozen=True):
+class Matrix(Result, frozen=True):
     """Bytes of any kind by (sender, receiver), as a table."""
 
     ranks: tuple[int, ...]
@@ -164,7 +164,7 @@ def traffic(trace: Trace) -> Traffic:
 
 def traffic_of(asked: Iterable[Operation], trace: Trace) -> Traffic:
     """Sum up the payload of these operations of `trace` alone."""
-    counted = asked.counted() if isinstance(asked, Operations) else [(each, 1) for each in asked]
+    counted = asked.group_sizes() if isinstance(asked, Operations) else [(each, 1) for each in asked]
     sizes: Counter[Edge] = Counter()
     counts: Counter[Edge] = Counter()
     by_how: Counter[str] = Counter()
@@ -211,7 +211,7 @@ def _reduced_bytes(counted: Iterable[tuple[Operation, int]]) -> int:
     """Return the bytes that a rank hands to the all-reduces; 0 beside other operations."""
     reduced = 0
     for one, times in counted:
-        if one.op != "all_reduce" or one.misfit is not None:
+        if one.op != "all_reduce" or one.mismatch is not None:
             return 0
         if not one.missing:  # Else it never ran.
             reduced += times * payload_bytes(one.ends[0])
@@ -226,7 +226,7 @@ def predicted_traffic(trace: Trace) -> WireTraffic:
     """Predict the bytes on the wire from each rank to each other: payload, and the backend's framing."""
     sizes: Counter[Edge] = Counter()
     not_predicted: Counter[Reason] = Counter()
-    for one, times in operations(trace).counted():
+    for one, times in operations(trace).group_sizes():
         predicted, reason = predicted_on_the_wire(one)
         for pair, size in predicted.items():
             sizes[pair] += times * size

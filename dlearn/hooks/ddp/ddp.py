@@ -25,7 +25,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from dlearn.events.event import Bucket, Gradient, Stretch
+from dlearn.events.event import Bucket, Gradient, PhaseSpan
 from dlearn.hooks import Undo
 from dlearn.hooks.cuda_times import Mark
 from dlearn.hooks.host import Host
@@ -187,7 +187,7 @@ class Phases:
     def _note(self, phase: str, began: _Begun | None, *, error: str = "") -> None:
         def report(start_ns: int, on_gpu: Mark | None) -> None:
             times = {"start_ns": start_ns, "end_ns": time.monotonic_ns(), "ended_by": "return"}
-            number = self._emit.event(Stretch, phase=phase, error=error, **times)
+            number = self._emit.event(PhaseSpan, phase=phase, error=error, **times)
             if on_gpu is not None:
                 self._times.between(number, on_gpu, self._times.mark(on_gpu.device))
 

@@ -140,7 +140,7 @@ def _python_calls(saw: Seen, requests: RequestMatcher, known: Workers) -> None:
         kind, dst, cause = rpc.kind_of_call(call), known.rank(call.to), (call, call.context)
         run, reply = saw.runs.get((call.rank, call.call)), saw.replies.get((call.rank, call.call))
         window = TimeWindow(call.rank, call.start_ns, call.handed_ns, dst)
-        exchange = requests.match(kind, "python", cause, window, partial(_misfit, call, run, reply))
+        exchange = requests.match(kind, "python", cause, window, partial(_mismatch, call, run, reply))
         if exchange is None:
             exchange = RpcExchange(call.rank, dst, kind, "python", cause=call, context=call.context)
             requests.exchanges.append(exchange)
@@ -150,7 +150,7 @@ def _python_calls(saw: Seen, requests: RequestMatcher, known: Workers) -> None:
 _IMPOSSIBLE_NS = 10**12
 
 
-def _misfit(call: RpcCall, run: RpcRun | None, reply: RpcReply | None, request: Request) -> int:
+def _mismatch(call: RpcCall, run: RpcRun | None, reply: RpcReply | None, request: Request) -> int:
     """Return how far Python's times at both ends, in ns, are from the log's of this request.
 
     A wrong order counts most.
@@ -252,9 +252,9 @@ def _cleanups(saw: Seen, requests: RequestMatcher) -> None:
             for dst in sorted(met[rank, window.context]):
                 if (rank, dst) in visited:
                     continue
-                misfit = partial(_no_cleanup, requests, met[dst, window.context], last_ns)
+                mismatch = partial(_no_cleanup, requests, met[dst, window.context], last_ns)
                 span = TimeWindow(rank, first_ns, last_ns, dst)
-                cleanup = requests.match(rpc.CLEANUP, known_by, (window, window.context), span, misfit)
+                cleanup = requests.match(rpc.CLEANUP, known_by, (window, window.context), span, mismatch)
                 request = None if cleanup is None else cleanup.request
                 if request is None:
                     continue

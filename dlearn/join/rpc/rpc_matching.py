@@ -53,11 +53,11 @@ class RequestMatcher:
         return [each for each in self._all_within(window) if each not in self._matched]
 
     def match(
-        self, kind: str, known_by: KnownBy, cause: Cause, window: TimeWindow, misfit: Callable[[Request], int] = _sent
+        self, kind: str, known_by: KnownBy, cause: Cause, window: TimeWindow, mismatch: Callable[[Request], int] = _sent
     ) -> RpcExchange | None:
         """Return an exchange of the request that fits best of those that are or can be made free."""
         exchange = RpcExchange(window.src, -1, kind, known_by, cause=cause[0], context=cause[1])
-        self._windows[exchange] = window, misfit
+        self._windows[exchange] = window, mismatch
         if not self._augment(exchange):
             return None
         self.exchanges.append(exchange)
@@ -93,8 +93,8 @@ class RequestMatcher:
         without = deque([exchange])
         while without:
             asker = without.popleft()
-            window, misfit = self._windows[asker]
-            for request in sorted(self._all_within(window), key=misfit):
+            window, mismatch = self._windows[asker]
+            for request in sorted(self._all_within(window), key=mismatch):
                 if request in wanted_by:
                     continue
                 wanted_by[request] = asker

@@ -228,7 +228,7 @@ class Messages(Lazy[Message], Shown):
         pandas, label, columns = optional("pandas", needed_by="to_frame"), self.labels, self.columns
 
         def same(question: Callable[[Operation], Any]) -> np.ndarray:
-            return self.operations.of_alike(question)[columns.operation]
+            return self.operations.ask_each_group(question)[columns.operation]
 
         def texts(name: str) -> np.ndarray:
             found, apart = same(attrgetter(name)), np.flatnonzero(columns.content)

@@ -31,20 +31,20 @@ class Operation:
     """A collective with all its members, a send with its recv, an RPC request with its reply (`exchange`), or a call
     of another service, whose only end is the caller's: a view of a row of the table.
 
-    `ends` are each member's own events, in the order of ranks; a send stands before its recv. `misfit` says why they
+    `ends` are each member's own events, in the order of ranks; a send stands before its recv. `mismatch` says why they
     do not fit together; None where they do. Of a point-to-point operation `sender`, `receiver` and `payload_bytes` say
     from whom, to whom, how much.
     """
 
     __slots__ = (
         *("_class", "_row", "_table", "ends", "exchange", "group"),
-        *("misfit", "op", "payload_bytes", "receiver", "sender"),
+        *("mismatch", "op", "payload_bytes", "receiver", "sender"),
     )
 
     def __init__(self, table: OperationTable, row: int, ends: tuple[End, ...]) -> None:
         self._table, self._row, self.ends = table, row, ends
         self._class: OperationClass = table.classes[int(table.like[row])]
-        self.op, self.group, self.misfit = self._class.op, self._class.group, self._class.misfit
+        self.op, self.group, self.mismatch = self._class.op, self._class.group, self._class.mismatch
         self.sender, self.receiver = self._class.sender, self._class.receiver
         self.payload_bytes = self._class.payload_bytes
         self.exchange = ends[0].exchange if isinstance(ends[0], RpcEnd) else None
@@ -90,7 +90,7 @@ class Operation:
     @property
     def problem(self) -> str:
         """Return why the ends do not fit together, in words, or nothing."""
-        return "" if self.misfit is None else str(self.misfit)
+        return "" if self.mismatch is None else str(self.mismatch)
 
     @property
     def what(self) -> str:
@@ -131,9 +131,9 @@ class Operation:
         return int(self._table.start_ns[self._row])
 
     @property
-    def transfer_ns(self) -> int:
+    def last_arrival_ns(self) -> int:
         """Return when the last rank called it, in ns: before this, the others wait."""
-        return int(self._table.transfer_ns[self._row])
+        return int(self._table.last_arrival_ns[self._row])
 
     @property
     def end_ns(self) -> int | None:
@@ -153,7 +153,7 @@ class Operation:
     @property
     def last_ranks(self) -> tuple[int, ...]:
         """Return all ranks that called it last: where clocks are coarse, more than one."""
-        last = self.transfer_ns
+        last = self.last_arrival_ns
         return tuple(sorted(end.rank for end in self.ends if end.start_ns == last))
 
     @property
@@ -194,7 +194,7 @@ class Operation:
 class TransferTimes(NamedTuple):
     """Times of operations in ns, a row each, of their ends a column each; NONE if not known."""
 
-    transfer_ns: Column
+    last_arrival_ns: Column
     end_ns: Column
     starts_ns: np.ndarray
     ends_ns: np.ndarray
@@ -311,11 +311,11 @@ class OperationTable:
         return np.asarray(most * (len(numbers) + 1) + least)
 
     @cached_property
-    def carries(self) -> Mask:
+    def has_bucket_label(self) -> Mask:
         """Return which carry a bucket of DDP, or something of its own."""
-        carries = np.zeros(len(self.events), bool)
-        carries[list(self.bucket_labels)] = True
-        return self.over_ends(np.logical_or, carries)
+        has_bucket_label = np.zeros(len(self.events), bool)
+        has_bucket_label[list(self.bucket_labels)] = True
+        return self.over_ends(np.logical_or, has_bucket_label)
 
     @cached_property
     def start_ns(self) -> Column:
@@ -323,7 +323,7 @@ class OperationTable:
         return self.over_ends(np.minimum, self.events.start_ns)
 
     @cached_property
-    def transfer_ns(self) -> Column:
+    def last_arrival_ns(self) -> Column:
         """Return when the last rank called it, in ns."""
         return self.over_ends(np.maximum, self.events.start_ns)
 
@@ -358,8 +358,8 @@ class OperationTable:
     @cached_property
     def unusual(self) -> Mask:
         """Return which did not simply end on every rank, and all calls of RPC and of services."""
-        misfit = np.fromiter((each.misfit is not None for each in self.classes), bool, len(self.classes))
-        return np.asarray((self.end_ns == NONE) | self.failed | self.refused | misfit[self.like] | self.is_call)
+        mismatch = np.fromiter((each.mismatch is not None for each in self.classes), bool, len(self.classes))
+        return np.asarray((self.end_ns == NONE) | self.failed | self.refused | mismatch[self.like] | self.is_call)
 
     @cached_property
     def waits_for_none(self) -> Mask:
@@ -386,7 +386,7 @@ class OperationTable:
         """Return the times of operations of as many ends each."""
         ends = self.end_row[self.ends_of(rows)].reshape(len(rows), -1)
         starts_ns, ends_ns = self.events.start_ns[ends], self.events.end_ns[ends]
-        return TransferTimes(self.transfer_ns[rows], self.end_ns[rows], starts_ns, ends_ns)
+        return TransferTimes(self.last_arrival_ns[rows], self.end_ns[rows], starts_ns, ends_ns)
 
     def made(self, rows: Rows) -> list[Operation]:
         """Return the operations in these rows, each made once."""

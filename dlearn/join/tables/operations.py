@@ -36,7 +36,7 @@ class Calls:
     end_ns: Column
     """NONE where nobody saw it."""
     pending: Mask
-    transfer_ns: Column
+    last_arrival_ns: Column
     """When the last rank called the operation: before this, the others wait."""
     ops: tuple[str, ...]
     op: Rows
@@ -48,7 +48,7 @@ class Calls:
     @cached_property
     def last_rank(self) -> Column:
         """Return of each operation the first of the ranks that called it last."""
-        last = np.flatnonzero(self.start_ns == self.transfer_ns)
+        last = np.flatnonzero(self.start_ns == self.last_arrival_ns)
         _, first = np.unique(self.operation[last], return_index=True)
         return np.asarray(self.rank[last[first]])
 
@@ -80,9 +80,9 @@ class Operations(Lazy[Operation], Shown):
         return self.table.start_ns[self.rows]
 
     @cached_property
-    def transfer_ns(self) -> Column:
+    def last_arrival_ns(self) -> Column:
         """Return when the last rank called each of them, in ns."""
-        return self.table.transfer_ns[self.rows]
+        return self.table.last_arrival_ns[self.rows]
 
     @cached_property
     def end_ns(self) -> Column:
@@ -109,18 +109,18 @@ class Operations(Lazy[Operation], Shown):
         return self.at(np.flatnonzero(self.table.unusual[self.rows]))
 
     @cached_property
-    def _groups(self) -> list[tuple[Operation, Rows]]:
-        return self.groups(np.arange(len(self)))
+    def _all_groups(self) -> list[tuple[Operation, Rows]]:
+        return self._grouped(np.arange(len(self)))
 
-    def alike(self) -> list[tuple[Operation, Rows]]:
-        """Return `groups` of all operations."""
-        return self._groups
+    def groups(self, places: Rows | None = None) -> list[tuple[Operation, Rows]]:
+        """Return groups of operations (those with these indices) that differ only in their times.
 
-    def groups(self, places: Rows) -> list[tuple[Operation, Rows]]:
-        """Return groups of operations that differ only in their times: one, and the indices of all.
-
-        One that has steps, and a call over RPC, is a group of its own.
+        Of each group, one operation, and the indices of all. One that has steps, and a call over RPC, is a group of
+        its own.
         """
+        return self._all_groups if places is None else self._grouped(places)
+
+    def _grouped(self, places: Rows) -> list[tuple[Operation, Rows]]:
         kinds = self.table.kinds[self.rows[places]]
         _, first, kind = np.unique(kinds, return_index=True, return_inverse=True)
         order = np.argsort(kind, kind="stable")
@@ -128,16 +128,16 @@ class Operations(Lazy[Operation], Shown):
         ones = zip(self.at(places[first]), groups, strict=True)
         return sorted(ones, key=lambda group: int(group[1][0]))
 
-    def of_alike(self, question: Callable[[Operation], Any]) -> np.ndarray:
+    def ask_each_group(self, question: Callable[[Operation], Any]) -> np.ndarray:
         """Return the answer of each operation, asked of one operation of each group."""
         found = np.empty(len(self), object)
-        for one, places in self.alike():
+        for one, places in self.groups():
             found[places] = question(one)
         return found
 
-    def counted(self) -> list[tuple[Operation, int]]:
+    def group_sizes(self) -> list[tuple[Operation, int]]:
         """Return one operation of each group, and how many the group has."""
-        return [(one, len(places)) for one, places in self.alike()]
+        return [(one, len(places)) for one, places in self.groups()]
 
     def leaves(self) -> tuple[Operations, Rows]:
         """Return these with their steps instead, if not refused; and the index here of each."""
@@ -175,14 +175,14 @@ class Operations(Lazy[Operation], Shown):
             events.start_ns[rows],
             events.end_ns[rows],
             events.pending[rows],
-            self.transfer_ns[operation],
+            self.last_arrival_ns[operation],
             tuple(places),
             op[events.like[rows]],
         )
 
     def to_frame(self) -> pandas.DataFrame:
         """Return a row an operation (needs pandas); docs/own-questions.md has the columns."""
-        pandas, label, same = optional("pandas", needed_by="to_frame"), self.labels, self.of_alike
+        pandas, label, same = optional("pandas", needed_by="to_frame"), self.labels, self.ask_each_group
         return pandas.DataFrame(
             {
                 "op": same(lambda one: one.op),
@@ -194,7 +194,7 @@ class Operations(Lazy[Operation], Shown):
                 "phase": same(lambda one: one.ends[0].phase),
                 "site": same(lambda one: one.ends[0].site),
                 "start_ns": self.start_ns,
-                "transfer_ns": self.transfer_ns,
+                "last_arrival_ns": self.last_arrival_ns,
                 "end_ns": whole_numbers(self.end_ns),
                 "last_rank": [label[rank] for rank in self.calls.last_rank.tolist()],
                 "given_bytes": same(lambda one: one.given_bytes).astype(np.int64),
@@ -207,7 +207,7 @@ class Operations(Lazy[Operation], Shown):
 
     def paragraphs(self) -> Iterator[Paragraph]:
         kinds = Counter[str]()
-        for one, times in self.counted():
+        for one, times in self.group_sizes():
             kinds[one.op] += times
         named = first_few([f"{count:,} {op}" for op, count in kinds.most_common()], _OPS_SHOWN)
         yield f"{count_text(len(self), 'operation')}{': ' if self else ''}{named}"

@@ -71,7 +71,7 @@ def take_seat(seats: str) -> None:
     with socket.socket(socket.AF_UNIX) as way:
         way.connect(seats)
         seat = json.loads(way.makefile("rb", 0).readline())
-        device = namespace.enter(namespace.Seat(rank, **seat))
+        device = namespace.enter(namespace.NetworkNamespace(rank, **seat))
         socket.send_fds(way, [json.dumps([rank, os.getpid()]).encode()], [device])
         os.close(device)
         if not way.recv(2):

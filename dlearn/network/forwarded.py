@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from dlearn.network.link import Link, rate_text, size_text, time_text
-from dlearn.shown import Answer, Table
+from dlearn.shown import Result, Table
 
 LEAST_SECONDS = 0.01
 """A port that was full for less says nothing about its rate."""
@@ -52,7 +52,7 @@ class CarriedRank(msgspec.Struct, frozen=True, kw_only=True):
     computed: float
 
 
-class Carried(Answer, frozen=True, kw_only=True):
+class Forwarded(Result, frozen=True, kw_only=True):
     """The counts of a switch since its ranks began.
 
     `late` and `latest` are seconds later than asked (median of the last 2,000, most), `processor` the share
@@ -107,7 +107,7 @@ class Carried(Answer, frozen=True, kw_only=True):
         )
 
 
-def carried(network: str, ports: Mapping[str, Link], pids: Sequence[int], counts: Mapping[str, Any]) -> Carried:
+def carried(network: str, ports: Mapping[str, Link], pids: Sequence[int], counts: Mapping[str, Any]) -> Forwarded:
     """Return the switch's own counts as an answer. `pids` are the ranks' processes."""
     of_ports = []
     for (name, link), port in zip(ports.items(), counts["ports"], strict=True):
@@ -116,7 +116,7 @@ def carried(network: str, ports: Mapping[str, Link], pids: Sequence[int], counts
         of_ports.append(CarriedPort(name=name, asked=link, rate=rate, **port))
     names = CarriedPair.__struct_fields__
     limited = counts["breathless"]
-    return Carried(
+    return Forwarded(
         network=network,
         seconds=counts["seconds"],
         processor=counts["processor"] / counts["seconds"],

@@ -99,7 +99,7 @@ def refusals(trace: Trace) -> dict[tuple[int, Group], End]:
 
 
 @once
-def places(trace: Trace) -> dict[int, str]:
+def last_seen(trace: Trace) -> dict[int, str]:
     """Say of ranks outside any call how they ended, or at which line they were when nothing came for a while."""
     table = trace.table
     some_go_on = not all(process.closed for process in trace.processes)
@@ -135,13 +135,13 @@ def _is_stuck(operation: Operation) -> bool:
     if operation.refused or not any(end.end_ns is None or end.error for end in operation.ends):
         return False
     # If all came and it failed all the same, a connection broke below it: a consequence, not a wait for a call.
-    broken = operation.failed and not operation.missing and operation.misfit is None
+    broken = operation.failed and not operation.missing and operation.mismatch is None
     return (operation.pending or operation.failed) and not broken
 
 
 def _is_under_way(operation: Operation, usual: Mapping[int, int]) -> bool:
     """Return whether each rank that waits in it could as well have come out of it soon."""
-    if operation.failed or operation.misfit is not None:
+    if operation.failed or operation.mismatch is not None:
         return False
     return all(end.rank in usual and end.start_ns >= usual[end.rank] for end in operation.ends if _is_open(end))
 
@@ -217,7 +217,7 @@ def mismatches(trace: Trace) -> tuple[Mismatch, ...]:
     summed: set[tuple[str, int]] = set()
     found = []
     asked = operations(trace)
-    suspects = [place for one, places in asked.alike() if _may_be_wrong(one) for place in places.tolist()]
+    suspects = [place for one, places in asked.groups() if _may_be_wrong(one) for place in places.tolist()]
     for operation in asked.at(np.array(sorted(suspects), np.intp)):
         calls = [end for end in operation.ends if isinstance(end, Collective)]
         if len(calls) > 1 and not operation.missing and not operation.refused and id(operation) not in stuck:
@@ -231,12 +231,12 @@ def _may_be_wrong(one: Operation) -> bool:
     """Return whether an operation, and so all of its class, has anything to look at."""
     calls = [end for end in one.ends if isinstance(end, Collective)]
     checked = any(call.checksum is not None for call in calls)
-    return one.misfit is not None or checked or len({call.site for call in calls}) > 1
+    return one.mismatch is not None or checked or len({call.site for call in calls}) > 1
 
 
 def _why(operation: Operation, calls: Sequence[Collective], summed: set[tuple[str, int]]) -> Suspicion | None:
     """Say what is suspicious; note each sum of different data by group and size in `summed`."""
-    if operation.misfit is not None:
+    if operation.mismatch is not None:
         return "calls"
     if operation.op == "all_reduce" and calls[0].checksum is not None:
         sums = {call.checksum for call in calls}

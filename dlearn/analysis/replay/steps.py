@@ -22,7 +22,7 @@ class Change(msgspec.Struct, frozen=True):
     `owners` are the ranks whose part is in it, where that is known.
     """
 
-    board: str
+    panel: str
     rank: int
     place: int
     text: str
@@ -30,7 +30,7 @@ class Change(msgspec.Struct, frozen=True):
     owners: tuple[int, ...] = ()
 
 
-class Board(msgspec.Struct, frozen=True):
+class StatePanel(msgspec.Struct, frozen=True):
     """The state of one thing on each rank, in numbered places: pieces of a tensor, or buckets of a model.
 
     `start` is what they hold before the first step. A `lasting` one stays in sight; the others are of one operation, in
@@ -61,7 +61,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     phase: str = ""
     control: bool = False
     changes: tuple[Change, ...] = ()
-    lit: tuple[int, int] | None = None
+    highlighted: tuple[int, int] | None = None
     waiting: tuple[int, ...] = ()
     absent: tuple[int, ...] = ()
     never: tuple[tuple[int, int], ...] = ()
@@ -87,7 +87,7 @@ class Walkthrough(msgspec.Struct, frozen=True, kw_only=True):
 
     title: str
     steps: tuple[Step, ...]
-    boards: tuple[Board, ...]
+    panels: tuple[StatePanel, ...]
     graphs: tuple[AutogradGraph, ...]
     notes: tuple[str, ...]
     labels: RankNames
@@ -97,16 +97,16 @@ class Walkthrough(msgspec.Struct, frozen=True, kw_only=True):
     def messages(self) -> tuple[Message, ...]:
         return tuple(step.message for step in self.steps if step.message is not None)
 
-    def held(self, board: Board, place: int) -> dict[tuple[int, int], Change]:
+    def held(self, panel: StatePanel, place: int) -> dict[tuple[int, int], Change]:
         """Return what stands on the board after so many steps, by rank and place."""
-        later = (change for step in self.steps[:place] for change in step.changes if change.board == board.title)
-        return {(change.rank, change.place): change for change in (*board.start, *later)}
+        later = (change for step in self.steps[:place] for change in step.changes if change.panel == panel.title)
+        return {(change.rank, change.place): change for change in (*panel.start, *later)}
 
 
 class WalkSource(msgspec.Struct):
     """Steps, boards and notes of one kind. `changes`, and `words` after the sentence, are by a message's place."""
 
-    boards: list[Board] = msgspec.field(default_factory=list)
+    panels: list[StatePanel] = msgspec.field(default_factory=list)
     changes: dict[int, list[Change]] = msgspec.field(default_factory=dict)
     words: dict[int, str] = msgspec.field(default_factory=dict)
     steps: list[Step] = msgspec.field(default_factory=list)
@@ -117,7 +117,7 @@ class WalkSource(msgspec.Struct):
 # Where in the program ------------------------------------------------------------------------------------------------
 
 
-class WalkParts:
+class ProgramParts:
     """The outermost span around events and messages, and their phases; "" where there is none."""
 
     def __init__(self, trace: Trace) -> None:

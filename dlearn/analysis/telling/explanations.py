@@ -9,9 +9,9 @@ import numpy as np
 
 from dlearn.analysis.ddp.step_times import step_times
 from dlearn.analysis.ddp.training_steps import last_step
-from dlearn.analysis.hanging.hang_words import missing_text
+from dlearn.analysis.hanging.hang_report import missing_text
 from dlearn.analysis.rpc.iteration import Iteration, iteration, iterations
-from dlearn.analysis.telling.post_mortem import story as story
+from dlearn.analysis.telling.post_mortem import story
 from dlearn.analysis.volume.reconcile import reconcile
 from dlearn.analysis.volume.topology import topologies
 from dlearn.analysis.volume.traffic import Traffic, traffic_of
@@ -23,7 +23,7 @@ from dlearn.join.message_evidence import confirmed
 from dlearn.join.operation_messages import sums_of, why_unknown
 from dlearn.join.tables.message_table import Message
 from dlearn.join.tables.operation_table import Operation
-from dlearn.shown import Answer, Paragraph, count_text, first_few, listed
+from dlearn.shown import Paragraph, Result, count_text, first_few, listed
 from dlearn.trace import Trace
 
 NAMES_SHOWN = 4
@@ -40,7 +40,7 @@ Counted = tuple[Operation, int]
 """An operation, and how many there are that differ only in their times."""
 
 
-class Explanation(Answer, frozen=True):
+class Explanation(Result, frozen=True):
     """The messages of `part` (a step, or the whole trace), in sentences and as a table."""
 
     part: str
@@ -68,14 +68,14 @@ def explain(trace: Trace) -> Explanation:
         sentences += wired.sentences
     over_rpc = iteration(trace) if iterations(trace) else None
     if step:
-        counted = everything.counted()
+        counted = everything.group_sizes()
         setup = [each for each in counted if {end.phase for end in each[0].ends} == {"setup"}]
         sentences += _by_kind("Before training", setup, trace)
-    asked = [each for each in last.counted() if over_rpc is None or each[0].exchange is None]
+    asked = [each for each in last.group_sizes() if over_rpc is None or each[0].exchange is None]
     sentences += _by_kind(f"In {part}" if step else "In all", asked, trace)
     sent = traffic_of(last, trace)
     # A service answers its own process over a connection, too.
-    by_service = any(isinstance(one.ends[0], ServiceCall) for one, _ in last.counted())
+    by_service = any(isinstance(one.ends[0], ServiceCall) for one, _ in last.group_sizes())
     sentences.append(totals(part, sent, "" if by_service else ", over no wire"))
     on_the_wire = reconcile(trace)
     if on_the_wire.whole.pairs:
@@ -93,14 +93,14 @@ def explain(trace: Trace) -> Explanation:
 def overview(trace: Trace) -> str:
     """Say how large the job was, and how much of it is explained."""
     everything = operations(trace)
-    names = sorted({one.group.backend for one, _ in everything.alike()})
+    names = sorted({one.group.backend for one, _ in everything.groups()})
     # What another tool wrote need not list all groups that were used.
     imported = any(process.imported is not None for process in trace.processes)
     none = "no process group told of" if imported else "no process group used"
     explained = 0
     sent: list[tuple[int, int, int, int]] = []
     known: Counter[str] = Counter()
-    for one, places in everything.alike():
+    for one, places in everything.groups():
         sums = sums_of(one)
         explained += len(places) * (bool(sums) or why_unknown(one) is None)
         for pair in sums:
@@ -243,7 +243,7 @@ def _kind(operation: Operation) -> Hashable:
         operation.missing,
         operation.refused,
         _errors(operation),
-        operation.misfit,
+        operation.mismatch,
         frozenset(sums) or why_unknown(operation),
     )
 

@@ -9,35 +9,35 @@ from contextlib import suppress
 
 from dlearn.cluster.run import Run
 from dlearn.errors import DlearnError, SetupError
-from dlearn.live.held_job import HeldJob
-from dlearn.live.held_page import HeldPage
-from dlearn.live.keeper import Keeper
+from dlearn.live.gate_server import GateServer
+from dlearn.live.paused_job import PausedJob
+from dlearn.live.paused_page import HeldPage
 from dlearn.shown import Paragraph, Table
 
 
-class HeldRun(HeldJob, Run):
+class PausedRun(PausedJob, Run):
     """A run that is under way. Its ranks are ended when it is forgotten, or the kernel is gone."""
 
     @classmethod
-    def of(cls, run: Run, keeper: Keeper, finish: Callable[[], Run], end: Callable[[], None]) -> HeldRun:
+    def of(cls, run: Run, gate_server: GateServer, finish: Callable[[], Run], end: Callable[[], None]) -> PausedRun:
         """Begin it: `finish` carries it out, `end` ends its ranks."""
         held = cls(run.folder, run.recorded, run.results, run.output, private=run.private, exposed=run.exposed)
-        held.keeper, held.trace_folder = keeper, run.folder / "trace"
-        held._job = _Job(run, keeper, finish, end)
+        held.gate_server, held.trace_folder = gate_server, run.folder / "trace"
+        held._job = _Job(run, gate_server, finish, end)
         weakref.finalize(held, held._job.end)
         return held
 
     _job: _Job
     _page: HeldPage | None = None
 
-    def join(self, timeout: float | None = None) -> HeldRun:
+    def join(self, timeout: float | None = None) -> PausedRun:
         """Wait for the end, and raise what `Cluster.run` would. DlearnError if it has not come after `timeout`."""
         job = self._job
         job.thread.join(timeout)
         if job.thread.is_alive():
             raise DlearnError(f"this run has not ended after {timeout} s; {self._why_not()}")
-        if self.keeper.trouble:
-            raise DlearnError(self.keeper.trouble)
+        if self.gate_server.trouble:
+            raise DlearnError(self.gate_server.trouble)
         self.error, self.network = job.run.error, job.run.network
         if job.failure or self.error:
             raise job.failure or self.error  # type: ignore[misc]
@@ -65,7 +65,7 @@ class HeldRun(HeldJob, Run):
         if not self.under_way:
             yield from Run.paragraphs(self)
             return
-        yield f"held: {len(self.keeper.calls)} calls wait at the gate, {len(self.schedule)} were let through"
+        yield f"held: {len(self.gate_server.calls)} calls wait at the gate, {len(self.schedule)} were let through"
         yield Table([("rank", "now"), *((str(name), now) for name, now in self.ranks.items())], numbers=0)
         if hang := self.hang:
             yield hang
@@ -76,22 +76,22 @@ class _Job:
 
     failure: BaseException | None = None
 
-    def __init__(self, run: Run, keeper: Keeper, finish: Callable[[], Run], end: Callable[[], None]) -> None:
-        self.run, self.keeper, self._finish, self._end_ranks = run, keeper, finish, end
-        keeper.on_trouble = self.end
+    def __init__(self, run: Run, gate_server: GateServer, finish: Callable[[], Run], end: Callable[[], None]) -> None:
+        self.run, self.gate_server, self._finish, self._end_ranks = run, gate_server, finish, end
+        gate_server.on_trouble = self.end
         self.thread = threading.Thread(target=self._follow, daemon=True, name="dlearn-held-run")
         self.thread.start()
 
     def _follow(self) -> None:
         try:
             if self._finish().error is None:
-                self.keeper.finish()
+                self.gate_server.finish()
         except BaseException as error:
             self.failure = error
         finally:
-            self.keeper.close()
+            self.gate_server.close()
 
     def end(self) -> None:
         if self.thread.is_alive():
             self._end_ranks()
-            self.keeper.close()
+            self.gate_server.close()

@@ -79,7 +79,7 @@ def check_hold(hold: object, names: Sequence[Name]) -> None:
             raise SetupError(f"item {number} of hold= is {reprlib.repr(each)}, no call of ranks {list(names)}.")
 
 
-class Keeper:
+class GateServer:
     """Keeps the gate of one run, and asks its condition of each call, in this process.
 
     Without `names` (a script's ranks) the first that comes says how many; `trouble` is why nothing goes on.

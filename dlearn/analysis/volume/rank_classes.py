@@ -21,17 +21,17 @@ Colors = dict[int, int]
 """The number of each rank's class."""
 
 
-def alike_ranks(trace: Trace, ranks: Sequence[int]) -> dict[int, int]:
+def rank_classes(trace: Trace, ranks: Sequence[int]) -> dict[int, int]:
     """Map each rank to the first that does the same in the same order; leave out those without an equal.
 
     Colour refinement (1-dimensional Weisfeiler-Leman). Where all are equal, as in a ring, the map is empty.
     """
     shown = operations(trace)
-    roles = [_roles(one) for one, _ in shown.alike()]
+    roles = [_roles(one) for one, _ in shown.groups()]
     color = dict.fromkeys(ranks, 0)
     while True:
         signatures: dict[int, Counter[Hashable]] = {rank: Counter([color[rank]]) for rank in ranks}
-        for mine, (_, places) in zip(roles, shown.alike(), strict=True):
+        for mine, (_, places) in zip(roles, shown.groups(), strict=True):
             for rank in mine.keys() & color.keys():
                 signatures[rank][_signature(mine[rank], color)] += len(places)
         refined = _numbered({rank: frozenset(signature.items()) for rank, signature in signatures.items()})
@@ -68,7 +68,7 @@ def _signature(roles: Iterable[Role], color: Colors) -> Hashable:
 def _in_order(shown: Operations, roles: Sequence[Roles], rank: int, color: Colors) -> Hashable:
     """Return what this rank does, in the order of its own calls."""
     kind = np.empty(len(shown), np.intp)
-    for number, (_, places) in enumerate(shown.alike()):
+    for number, (_, places) in enumerate(shown.groups()):
         kind[places] = number
     mine = np.flatnonzero(shown.calls.rank == rank)
     mine = mine[np.argsort(shown.calls.start_ns[mine], kind="stable")]

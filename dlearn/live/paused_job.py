@@ -12,10 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-from dlearn.analysis.hanging.hang_words import call_text, tell
-from dlearn.analysis.hanging.stuck import exit_text, hangs, inside
+from dlearn.analysis.hanging.hang_detection import exit_text, hangs, inside
+from dlearn.analysis.hanging.hang_report import call_text, report
 from dlearn.errors import DlearnError, TraceError
-from dlearn.live.keeper import HeldCall, Keeper, Name, Passed
+from dlearn.live.gate_server import GateServer, HeldCall, Name, Passed
 from dlearn.live.live_rows import waits_for_a_call
 from dlearn.shown import Paragraph, Shown, Table
 from dlearn.trace import Trace
@@ -45,10 +45,10 @@ class WaitingCalls(Shown, tuple[HeldCall, ...]):
         return [Table(rows, names=3, numbers=1)] if self else [self.why]
 
 
-class HeldJob:
+class PausedJob:
     """It is under way: what waits, what each rank does, and who is let through."""
 
-    keeper: Keeper
+    gate_server: GateServer
     trace_folder: Path
 
     @property
@@ -61,7 +61,7 @@ class HeldJob:
 
         Ranks that start or compute are waited for: as long as it takes while no call waits, else for ten seconds.
         """
-        return self._waiting(lambda seconds: self.keeper.calls and seconds >= PATIENCE_SECONDS)
+        return self._waiting(lambda seconds: self.gate_server.calls and seconds >= PATIENCE_SECONDS)
 
     def waiting_within(self, limit: float) -> WaitingCalls:
         """Return the calls that wait at the gate, after waiting at most `limit` seconds for ranks that compute."""
@@ -69,25 +69,25 @@ class HeldJob:
 
     def _waiting(self, enough: Callable[[float], object]) -> WaitingCalls:
         self._settle(enough)
-        waiting = WaitingCalls(self.keeper.calls)
+        waiting = WaitingCalls(self.gate_server.calls)
         waiting.why = "" if waiting else f"nothing waits at the gate: {self._why_not()}"
         return waiting
 
     @property
     def schedule(self) -> tuple[Passed, ...]:
         """Return what was let through, in this order: `Cluster(..., hold=run.schedule)` does it again."""
-        return tuple(self.keeper.passed)
+        return tuple(self.gate_server.passed)
 
     @property
     def hang(self) -> str:
         """Say which ranks wait inside torch for which, by the records so far; "" if none does."""
-        trace, names = self._recorded(), self.keeper.names
+        trace, names = self._recorded(), self.gate_server.names
         if trace is None:
             return ""
-        gate = {names.index(call.rank): f"waits at the gate with {call.op}" for call in self.keeper.calls}
+        gate = {names.index(call.rank): f"waits at the gate with {call.op}" for call in self.gate_server.calls}
         # What all have come to goes on when its steps are let through.
         stuck = [each for each in hangs(trace) if not gate or waits_for_a_call(each)]
-        return "\n".join(told.sentence for told in tell(stuck, trace, gate))
+        return "\n".join(told.sentence for told in report(stuck, trace, gate))
 
     @property
     def trace(self) -> Trace:
@@ -96,7 +96,7 @@ class HeldJob:
 
     def _recorded(self) -> Trace | None:
         """Return the trace with the calls that have just been let through; None if there is none yet."""
-        self.keeper.wait_for_records(QUIET_SECONDS)
+        self.gate_server.wait_for_records(QUIET_SECONDS)
         with suppress(TraceError):
             return self.trace
         return None
@@ -106,20 +106,20 @@ class HeldJob:
         """Say what each rank does now: computes, waits at the gate, is inside a call, has ended, ..."""
         trace = self._recorded()
         if trace is None:
-            return dict.fromkeys(self.keeper.names, "starting" if self.under_way else "has ended")
+            return dict.fromkeys(self.gate_server.names, "starting" if self.under_way else "has ended")
         rpc = _rpc_texts(trace)
-        return {name: self._now(rank, name, trace, rpc) for rank, name in enumerate(self.keeper.names)}
+        return {name: self._now(rank, name, trace, rpc) for rank, name in enumerate(self.gate_server.names)}
 
     def _now(self, rank: int, name: Name, trace: Trace, rpc: dict[int, str]) -> str:
-        judged = {call.rank: call for call in dict(self.keeper.judged).values()}
-        held = {call.rank: call for call in self.keeper.calls}
-        if self.keeper.is_stopped(name):
+        judged = {call.rank: call for call in dict(self.gate_server.judged).values()}
+        held = {call.rank: call for call in self.gate_server.calls}
+        if self.gate_server.is_stopped(name):
             return "is stopped (SIGSTOP or a debugger: state T)"
         if name in held:
             return f"waits at the gate: {held[name].text}"
         if name in judged:
             return f"waits for the condition of hold=: {judged[name].text}"
-        if name not in self.keeper.connections and self.under_way:
+        if name not in self.gate_server.connections and self.under_way:
             return "starting"
         process = next((each for each in trace.processes if each.rank == rank), None)
         call = inside(trace, rank)
@@ -130,7 +130,7 @@ class HeldJob:
         if not self.under_way:
             return "has ended"
         returned = process is not None and process.place is not None and process.place.ended
-        if rank in rpc or not (returned or name in self.keeper.ended):
+        if rank in rpc or not (returned or name in self.gate_server.ended):
             return rpc.get(rank, "computes")
         serves = process is not None and process.worker is not None
         return "serves others" if serves else "has ended"
@@ -141,7 +141,7 @@ class HeldJob:
         A rank that starts or computes is waited for, with `patience` for so many seconds. DlearnError if no call comes.
         """
         call = self._let_through(patience)
-        if call is None and not self.keeper.over:
+        if call is None and not self.gate_server.over:
             raise self._nothing_came("any rank")
         return call
 
@@ -156,7 +156,7 @@ class HeldJob:
 
     def let_through_now(self, rank: Name | None = None) -> HeldCall | None:
         """Let the first call that waits (of this rank) through; None if none waits."""
-        return self.keeper.let_through(partial(_first, rank=rank))
+        return self.gate_server.let_through(partial(_first, rank=rank))
 
     def run_until(
         self,
@@ -180,14 +180,14 @@ class HeldJob:
 
         while self._let_through(patience, choose=passes) is not None:
             pass
-        found = next(filter(is_it, self.keeper.calls), None)
-        if found is None and not self.keeper.over:
+        found = next(filter(is_it, self.gate_server.calls), None)
+        if found is None and not self.gate_server.over:
             raise self._nothing_came("any rank")
         return found
 
     def free(self) -> Self:
         """Open the gate for good; returns this run, whose `join()` waits for its end."""
-        self.keeper.free()
+        self.gate_server.free()
         return self
 
     def _let_through(
@@ -195,13 +195,13 @@ class HeldJob:
     ) -> HeldCall | None:
         """Let the first call (of this rank) through once it waits, or the one that `choose` picks then."""
         of_rank = partial(_first, rank=rank)
-        self._settle(lambda seconds: of_rank(self.keeper.calls) or (patience is not None and seconds >= patience))
-        return self.keeper.let_through(choose or of_rank)
+        self._settle(lambda seconds: of_rank(self.gate_server.calls) or (patience is not None and seconds >= patience))
+        return self.gate_server.let_through(choose or of_rank)
 
     def _settle(self, enough: Callable[[float], object]) -> None:
         """Wait until no rank can come to the gate by itself: also those do that are inside of what can still end."""
         began = time.monotonic()
-        while (ranks := settle(self.keeper, enough)) and self._some_come_out(ranks):
+        while (ranks := settle(self.gate_server, enough)) and self._some_come_out(ranks):
             if time.monotonic() - began >= PATIENCE_SECONDS:
                 return
 
@@ -211,12 +211,12 @@ class HeldJob:
         if trace is None:
             return False
         stuck = {rank for hang in hangs(trace) if waits_for_a_call(hang) for rank in hang.waiting}
-        numbers = {number for number, name in enumerate(self.keeper.names) if name in ranks}
+        numbers = {number for number, name in enumerate(self.gate_server.names) if name in ranks}
         return any(inside(trace, number) is not None for number in numbers - stuck)
 
     def _check_rank(self, rank: Name) -> None:
         """Raise DlearnError if it is not there. A script's ranks are known when one has come."""
-        names = self.keeper.names
+        names = self.gate_server.names
         if names and rank not in names:
             raise DlearnError(f"there is no rank {rank!r}; the ranks of this job are {list(names)}.")
 
@@ -225,11 +225,11 @@ class HeldJob:
 
     def _why_not(self) -> str:
         """Say what is known of a job that does not go on."""
-        if self.keeper.trouble:
-            return self.keeper.trouble
-        if self.keeper.is_open and self.under_way:
+        if self.gate_server.trouble:
+            return self.gate_server.trouble
+        if self.gate_server.is_open and self.under_way:
             return "it was opened for good"
-        if self.keeper.over:
+        if self.gate_server.over:
             return "all ranks have ended"
         each = (f"{_rank_text(name)} {now}" for name, now in self.ranks.items())
         return self.hang or "; ".join(each) or "no rank has come yet"
@@ -260,36 +260,36 @@ def _rpc_texts(trace: Trace) -> dict[int, str]:
 # When no rank will come to the gate by itself -------------------------------------------------------------------------
 
 
-def settle(keeper: Keeper, enough: Callable[[float], object]) -> frozenset[Name] | None:
+def settle(gate_server: GateServer, enough: Callable[[float], object]) -> frozenset[Name] | None:
     """Wait until each rank waits at the gate, has ended, or is inside a call; return those that are inside.
 
     None as soon as `enough`, asked with the seconds that have passed, says so, or when there is trouble.
     """
     began = changed = time.monotonic()
-    said, last = False, keeper.changes
+    said, last = False, gate_server.changes
 
     def is_over() -> bool:
-        return bool(enough(time.monotonic() - began) or keeper.trouble)
+        return bool(enough(time.monotonic() - began) or gate_server.trouble)
 
     while not is_over():
-        if keeper.all_wait():
+        if gate_server.all_wait():
             return frozenset()
-        seen = keeper.changes
-        before = _ask(keeper, is_over)
-        _wait_for_quiet(keeper, seen, is_over)
-        after = _ask(keeper, is_over)
+        seen = gate_server.changes
+        before = _ask(gate_server, is_over)
+        _wait_for_quiet(gate_server, seen, is_over)
+        after = _ask(gate_server, is_over)
         if seen != last:
             changed, last = time.monotonic(), seen
-        with keeper.changed:
+        with gate_server.changed:
             # With something at the gate, it may be what the function waits for.
-            locked = bool(keeper.calls) or time.monotonic() - changed >= LOCKED_SECONDS
-            here = keeper.ended | {call.rank for call in keeper.calls}
-            others = [name for name in keeper.names if name not in here]
+            locked = bool(gate_server.calls) or time.monotonic() - changed >= LOCKED_SECONDS
+            here = gate_server.ended | {call.rank for call in gate_server.calls}
+            others = [name for name in gate_server.names if name not in here]
             busy = [name for name in others if _may_come(before.get(name), after.get(name), locked)]
-            if threading.get_ident() not in keeper.judged:  # Else a condition wants to know this.
-                busy += [call.rank for call in dict(keeper.judged).values()]
-            if keeper.changes == seen and keeper.names and not busy and not is_over():
-                return frozenset(keeper.names) - here
+            if threading.get_ident() not in gate_server.judged:  # Else a condition wants to know this.
+                busy += [call.rank for call in dict(gate_server.judged).values()]
+            if gate_server.changes == seen and gate_server.names and not busy and not is_over():
+                return frozenset(gate_server.names) - here
         if busy and not said and time.monotonic() - began >= TELL_SECONDS:
             who = ", ".join(map(_rank_text, busy))
             told = f"dlearn: waiting until {who} calls something (an interrupt ends this wait only)"
@@ -298,19 +298,19 @@ def settle(keeper: Keeper, enough: Callable[[float], object]) -> frozenset[Name]
     return None
 
 
-def _wait_for_quiet(keeper: Keeper, seen: int, is_over: Callable[[], bool]) -> None:
-    with keeper.changed:
-        keeper.changed.wait_for(lambda: keeper.changes != seen or is_over(), QUIET_SECONDS)
+def _wait_for_quiet(gate_server: GateServer, seen: int, is_over: Callable[[], bool]) -> None:
+    with gate_server.changed:
+        gate_server.changed.wait_for(lambda: gate_server.changes != seen or is_over(), QUIET_SECONDS)
 
 
-def _ask(keeper: Keeper, is_over: Callable[[], bool]) -> dict[Name, Activity]:
+def _ask(gate_server: GateServer, is_over: Callable[[], bool]) -> dict[Name, Activity]:
     """Ask each rank what it does. One that has not answered in time computes, and lets no thread in."""
     number = next(_numbers)
-    with keeper.changed:
-        answers = keeper.answers[number] = {}
-        asked = keeper.ask(number)
-        keeper.changed.wait_for(lambda: is_over() or asked <= answers.keys() | keeper.ended, QUIET_SECONDS)
-        return keeper.answers.pop(number)
+    with gate_server.changed:
+        answers = gate_server.answers[number] = {}
+        asked = gate_server.ask(number)
+        gate_server.changed.wait_for(lambda: is_over() or asked <= answers.keys() | gate_server.ended, QUIET_SECONDS)
+        return gate_server.answers.pop(number)
 
 
 def _may_come(before: Activity | None, after: Activity | None, locked: bool) -> bool:

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from dlearn.analysis.ddp.bucket_times import BucketTime, bucket_times
-from dlearn.analysis.walking.steps import Board, Change, Step, WalkParts, WalkSource
-from dlearn.events.event import AutogradNode, Bucket, Collective, PointToPoint, RpcCall, RpcRun, Span, Stretch
+from dlearn.analysis.replay.steps import Change, ProgramParts, StatePanel, Step, WalkSource
+from dlearn.events.event import AutogradNode, Bucket, Collective, PhaseSpan, PointToPoint, RpcCall, RpcRun, Span
 from dlearn.events.event_table import EventTable, Mask, Rows
 from dlearn.join.autograd_graph import Node, join_graph
 from dlearn.join.operation_messages import message_count
@@ -31,17 +31,17 @@ _NAME = re.compile(r"([FB])(\d{1,4})")
 _STRETCHES = {"forward": "its forward pass", "backward": "its backward pass", "optimizer": "the optimizer's step"}
 
 
-def works(trace: Trace, messages: Sequence[Message]) -> WalkSource:
+def local_activity(trace: Trace, messages: Sequence[Message]) -> WalkSource:
     """Make a step for each phase of a training step, innermost span, and function run by RPC."""
     source = WalkSource()
-    alone, parts = works_alone(trace), WalkParts(trace)
+    alone, parts = spans_without_calls(trace), ProgramParts(trace)
     pipeline = kept(alone.values())
     of_torch = 0
-    for event in trace.of(Stretch, Span, RpcRun):
+    for event in trace.of(PhaseSpan, Span, RpcRun):
         changes: tuple[Change, ...] = ()
         more = ""
         match event:
-            case Stretch():
+            case PhaseSpan():
                 told, mark = f"begins {_STRETCHES.get(event.phase, event.phase)}", event.phase
             case Span() if (event.rank, event.number) in alone:
                 told, mark = f"begins {event.name}", event.name
@@ -64,7 +64,7 @@ def works(trace: Trace, messages: Sequence[Message]) -> WalkSource:
             )
         )  # fmt: skip
     if pipeline:
-        source.boards.append(Board(BOARD, lasting=True))
+        source.panels.append(StatePanel(BOARD, lasting=True))
         source.notes.append(NOTE)
     if of_torch:
         runs = count_text(of_torch, "run")
@@ -72,7 +72,7 @@ def works(trace: Trace, messages: Sequence[Message]) -> WalkSource:
     return source
 
 
-def works_alone(trace: Trace) -> dict[tuple[int, int], Span]:
+def spans_without_calls(trace: Trace) -> dict[tuple[int, int], Span]:
     """Find the innermost spans without communication, by rank and number."""
     table = trace.table
     is_span = table.is_a(Span)
@@ -92,9 +92,9 @@ def _around(table: EventTable, inner: Rows, is_span: Mask) -> Mask:
     return found
 
 
-def kept(works: Iterable[Span]) -> dict[tuple[int, int], tuple[Change, str]]:
+def kept(local_activity: Iterable[Span]) -> dict[tuple[int, int], tuple[Change, str]]:
     """Map rank and number of a pipeline's span to what its rank keeps from then on, and that in words."""
-    passes = sorted((each for each in works if _NAME.fullmatch(each.name)), key=lambda each: each.start_ns)
+    passes = sorted((each for each in local_activity if _NAME.fullmatch(each.name)), key=lambda each: each.start_ns)
     names = {(each.rank, each.name) for each in passes}
     held: dict[int, set[int]] = defaultdict(set)
     found: dict[tuple[int, int], tuple[Change, str]] = {}
@@ -138,7 +138,7 @@ def gradients(trace: Trace, messages: Sequence[Message]) -> WalkSource:
         source.steps += _filling(each, trace, names, every=every)
     source.changes.update(_travelling(messages, names))
     if source.steps or source.changes:
-        source.boards.append(Board(BUCKETS, lasting=True))
+        source.panels.append(StatePanel(BUCKETS, lasting=True))
         if source.steps and not every:
             source.notes.append("A step is the last gradient of a bucket; the others before it are not steps.")
     return source
@@ -216,7 +216,7 @@ def contexts(trace: Trace, messages: Sequence[Message]) -> WalkSource:
             told = f"context {index}: {text}" if text else ""
             source.changes.setdefault(place, []).append(Change(CONTEXTS, rank, index, told, _SHARES[text]))
     if source.changes:
-        source.boards.append(Board(CONTEXTS, lasting=True))
+        source.panels.append(StatePanel(CONTEXTS, lasting=True))
         source.notes.append(
             "Contexts are numbered in the order of their first message; what is in them is inferred from the messages."
         )
@@ -258,7 +258,7 @@ def nodes(trace: Trace, messages: Sequence[Message]) -> WalkSource:
     """Make a step for each node of the contexts that these messages belong to."""
     source = WalkSource()
     known = {event.context for event in trace.of(AutogradNode)}
-    parts, spans = WalkParts(trace), dict[int, str]()
+    parts, spans = ProgramParts(trace), dict[int, str]()
     for each in messages:
         exchange = each.operation.exchange
         if exchange is not None and exchange.context in known and exchange.context not in spans:
@@ -276,7 +276,8 @@ def nodes(trace: Trace, messages: Sequence[Message]) -> WalkSource:
             source.steps.append(
                 Step(
                     rank=node.key.rank, at_ns=node.start_ns, until_ns=node.end_ns, mark=node.short, op="node",
-                    sentence=_node_sentence(node, trace), lit=(len(source.graphs), place), span=span, phase="backward",
+                    sentence=_node_sentence(node, trace), highlighted=(len(source.graphs), place), span=span,
+                    phase="backward",
                 )
             )  # fmt: skip
         source.graphs.append(graph)

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from dlearn.analysis.hanging.hang_detection import Hang, Pace, came_out, group_of, inside, last_seen, refusals
 from dlearn.analysis.hanging.roots import ring_from, waits_of
-from dlearn.analysis.hanging.stuck import Hang, Pace, came_out, group_of, inside, places, refusals
 from dlearn.events.event import Collective
 from dlearn.events.mpi_facts import OtherMpiCall
 from dlearn.join.ends import End, Group, RpcEnd
@@ -21,7 +21,7 @@ _NAMES_LISTED = 8
 _PARAMETERS_LISTED = 4
 
 
-class Told(NamedTuple):
+class HangReport(NamedTuple):
     """A sentence about a cause, the rank that reports it (of an RPC the caller), and its first hang."""
 
     speaker: int | None
@@ -29,12 +29,12 @@ class Told(NamedTuple):
     hang: Hang
 
 
-def tell(found: Sequence[Hang], trace: Trace, notes: Mapping[int, str] | None = None) -> list[Told]:
+def report(found: Sequence[Hang], trace: Trace, notes: Mapping[int, str] | None = None) -> list[HangReport]:
     """Write one sentence for each cause, with the hangs that follow from it.
 
     `notes` adds what the trace does not know of a rank: {1: "has returned from its function"}.
     """
-    told: list[Told] = []
+    told: list[HangReport] = []
     rest = _without_outer_calls(found)
     while rest:
         hang = rest.pop(0)
@@ -44,14 +44,14 @@ def tell(found: Sequence[Hang], trace: Trace, notes: Mapping[int, str] | None = 
         if circle:
             rest = [each for each in rest if each not in circle]
             speaker: int | None = min(each.waiting[0] for each in circle)
-            told.append(Told(speaker, _circle_sentence(circle, trace), circle[0]))
+            told.append(HangReport(speaker, _circle_sentence(circle, trace), circle[0]))
             continue
         sentence, exchange = hang_sentence(hang, trace, notes), hang.operation.exchange
         if behind:
             calls = [f"{each.operation.op} #{each.operation.seq}" for each in behind]
             sentence += f"; behind it {waits(len(calls))} {listed(calls)}"
         speaker = exchange.src if exchange is not None else min(hang.waiting, default=None)
-        told.append(Told(speaker, sentence, hang))
+        told.append(HangReport(speaker, sentence, hang))
     return told
 
 
@@ -177,7 +177,7 @@ class Never(NamedTuple):
 
 def never(operation: Operation, rank: int, trace: Trace, notes: Mapping[int, str] | None = None) -> Never:
     """Find what is known of a rank that never called this; of DDP which gradients it never had."""
-    note = {**places(trace), **(notes or {})}.get(rank, "")
+    note = {**last_seen(trace), **(notes or {})}.get(rank, "")
     call = inside(trace, rank)
     if call is not None:
         group = _group_text(group_of(trace, call), operation.group, trace)
@@ -220,7 +220,7 @@ def why_missing(
 
 def why_stuck(operation: Operation, trace: Trace) -> str:
     """Say why a call does not end that no rank is known to have missed."""
-    if operation.misfit is not None:
+    if operation.mismatch is not None:
         texts = operation.problem, called_at(operation, trace), _makers_text(operation, trace)
         return "; ".join(filter(None, texts))
     if out := came_out(operation, trace):

@@ -14,7 +14,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence, Set
 from itertools import count, pairwise
 
-from dlearn.analysis.walking.steps import Board, Change, WalkSource
+from dlearn.analysis.replay.steps import Change, StatePanel, WalkSource
 from dlearn.events.event import Collective
 from dlearn.join.ends import family_of_op
 from dlearn.join.operation_messages import message_count, messages_of
@@ -54,7 +54,7 @@ def pieces(trace: Trace, messages: Sequence[Message]) -> WalkSource:
             partly += 1
         else:
             summed |= _play(source, operation, dict(zip(places, shown, strict=True)), cuts, begin, trace)
-    if source.boards:
+    if source.panels:
         source.notes.append("What a rank holds is inferred from which parts were sent: values are never recorded.")
     if summed:
         source.notes.append("The sum may be a maximum or another reduction: which one, the trace does not say.")
@@ -121,7 +121,7 @@ def _play(
     """Play one operation into `source`; return whether a rank came to hold a whole sum."""
     members, summed = operation.group.members, family_of_op(operation.op) in _SUMS
     whole_sum = (1 << len(members)) - 1
-    title = _title(operation, size_text(cuts[-1]), {board.title for board in source.boards})
+    title = _title(operation, size_text(cuts[-1]), {panel.title for panel in source.panels})
     names = [trace.labels.short(rank) for rank in members]
 
     def change(rank: int, piece: int, mask: int) -> Change:
@@ -129,7 +129,7 @@ def _play(
         owners = [] if mask == _UNKNOWN else [each for bit, each in enumerate(members) if mask >> bit & 1]
         return Change(title, rank, piece, text, share, tuple(owners))
 
-    source.boards.append(Board(title, tuple(change(*key, mask) for key, mask in begin.items())))
+    source.panels.append(StatePanel(title, tuple(change(*key, mask) for key, mask in begin.items())))
     carried = _carried(list(messages.values()), cuts, begin)
     holds = dict(begin)
     came = set[int]()

@@ -14,7 +14,7 @@ from typing import Any
 
 from dlearn.errors import DlearnError
 from dlearn.events.printable import printable
-from dlearn.live.held_job import HeldJob
+from dlearn.live.paused_job import PausedJob
 
 AGAIN_SECONDS = 1.0  # Between two looks at the ranks, if nothing comes to the gate.
 SETTLE_SECONDS = 0.3  # So long it is waited, after a change, for those that follow at once.
@@ -25,8 +25,8 @@ State = dict[str, Any]
 class HeldPage:
     """The stage of one held job. It does not keep the job alive."""
 
-    def __init__(self, job: HeldJob, name: str) -> None:
-        self._name, self._keeper = name, job.keeper
+    def __init__(self, job: PausedJob, name: str) -> None:
+        self._name, self._keeper = name, job.gate_server
         self._job = weakref.ref(job)
         self._wires: dict[tuple[int, int], None] = {}
         self._last = ""

@@ -11,12 +11,12 @@ import numpy as np
 
 from dlearn.analysis.ddp.training_steps import TrainingStep, training_steps
 from dlearn.analysis.findings import sequence_finding
-from dlearn.analysis.hanging.hang_words import missing_text, tell
-from dlearn.analysis.hanging.stuck import Hang, hangs
-from dlearn.analysis.telling.words import message_sentence, problem_sentences
-from dlearn.analysis.walking.own_work import contexts, gradients, nodes, works
-from dlearn.analysis.walking.pieces import pieces
-from dlearn.analysis.walking.steps import Step, WalkParts, WalkSource, Walkthrough
+from dlearn.analysis.hanging.hang_detection import Hang, hangs
+from dlearn.analysis.hanging.hang_report import missing_text, report
+from dlearn.analysis.replay.local_activity import contexts, gradients, local_activity, nodes
+from dlearn.analysis.replay.steps import ProgramParts, Step, WalkSource, Walkthrough
+from dlearn.analysis.replay.tensor_chunks import pieces
+from dlearn.analysis.telling.explanations import message_sentence, problem_sentences
 from dlearn.events.event import PointToPoint
 from dlearn.events.event_table import NONE, Rows
 from dlearn.join.message_evidence import messages as all_messages
@@ -35,7 +35,7 @@ _MOST_QUIET_RANKS = 64
 _MOST_PROBLEMS = 8
 _LAST_NS = 2**62
 _LINES = {"observed": "solid", "derived": "dashed", "inferred": "dotted", "missing": "red"}
-_SOURCES = (pieces, gradients, contexts, works, nodes)
+_SOURCES = (pieces, gradients, contexts, local_activity, nodes)
 
 
 def walkthrough(
@@ -67,7 +67,7 @@ def walkthrough(
     never = _never_came(trace, asked)
     whole = len(asked) == len(all_messages(part)) and len(shown) == len(chosen)
     own = _own_steps(sources, ordered, never, all_of_it=whole)
-    where = WalkParts(trace)
+    where = ProgramParts(trace)
     marks = _tag_marks(shown, tags or {})
     steps = [
         _of_message(place, at_ns, message, marks[place], sources, where, trace)
@@ -90,7 +90,7 @@ def walkthrough(
     return Walkthrough(
         title=title or finding or _chosen_title(asked, MOST_MESSAGES),
         steps=tuple(_with_parts(steps)),
-        boards=tuple(chain.from_iterable(each.boards for each in sources)),
+        panels=tuple(chain.from_iterable(each.panels for each in sources)),
         graphs=graphs,
         notes=(*notes, *problem_sentences(trace, _MOST_PROBLEMS)),
         labels=RankNames((rank, trace.label(rank)) for rank in sorted({*ends, *quiet})),
@@ -140,7 +140,7 @@ def _first(found: Messages, most: int) -> tuple[Rows, Rows]:
     table, sent, row = found.operations.table, found.columns, found.operations.rows[found.columns.operation]
     hung = found.missing & table.is_collective[row]
     end_ns = table.over_ends(np.minimum, np.where(table.events.end_ns == NONE, _LAST_NS, table.events.end_ns))
-    derived_ns = np.minimum(table.transfer_ns[row], end_ns[row])
+    derived_ns = np.minimum(table.last_arrival_ns[row], end_ns[row])
     left_ns = np.where(sent.sent_ns == NONE, derived_ns, sent.sent_ns)
     came = np.flatnonzero(~hung)
     if len(np.unique(row[came])) == 1:
@@ -224,12 +224,12 @@ def _never_came(trace: Trace, messages: Iterable[Message]) -> list[Step]:
     """Make a step for each cause of a hang, with what waits behind it."""
     hung = {id(message.operation): message.operation for message in messages if _is_hung(message)}
     stuck = hangs(trace)
-    causes = [(each.hang, capital(each.sentence, each.speaker, trace.labels)) for each in tell(stuck, trace)]
+    causes = [(each.hang, capital(each.sentence, each.speaker, trace.labels)) for each in report(stuck, trace)]
     known = {id(each.operation) for each in stuck}
     for place, operation in hung.items():
         if place not in known:
             causes.append((Hang(operation, operation.ranks), f"{operation.op}: {missing_text(operation, trace)}"))
-    where, steps = WalkParts(trace), []
+    where, steps = ProgramParts(trace), []
     for hang, sentence in causes:
         operation = hang.operation
         if id(operation) not in hung:
@@ -272,7 +272,13 @@ def _own_steps(
 
 
 def _of_message(
-    place: int, at_ns: int, message: Message, mark: str, sources: Sequence[WalkSource], where: WalkParts, trace: Trace
+    place: int,
+    at_ns: int,
+    message: Message,
+    mark: str,
+    sources: Sequence[WalkSource],
+    where: ProgramParts,
+    trace: Trace,
 ) -> Step:
     words = [each.words[place] for each in sources if each.words.get(place)]
     sentence = message_sentence(message, trace)

@@ -1,9 +1,0 @@
-"""A trace as a walk: its messages and what ranks do by themselves, step by step, and what each rank holds after each.
-
-Everything that a player or an animation shows is here, in words and numbers; nothing here draws.
-"""
-
-from dlearn.analysis.walking.steps import Board, Change, Step, Walkthrough
-from dlearn.analysis.walking.walkthrough import is_control, walkthrough
-
-__all__ = ["Board", "Change", "Step", "Walkthrough", "is_control", "walkthrough"]
