@@ -54,7 +54,7 @@ class Recorded:
     """Of a process that uses RPC: its name and id there."""
     not_measured: str = ""
     """Why the bytes on the wire are not known; empty where they are."""
-    place: job_facts.Heartbeat | None = None
+    heartbeat: job_facts.Heartbeat | None = None
     """Where the program was when it had done nothing for a while."""
     exit_status: int | None = None
     """What the command that started it saw; below 0 the signal that killed it. None: not known."""
@@ -324,8 +324,8 @@ def _take(file: ProcessFile, line: AnyLine | Event | None) -> None:
         case job_facts.Peer():
             file.peers[line.rank] = line
         case job_facts.Heartbeat():
-            if file.place is None or not file.place.ended:
-                file.place = line
+            if file.heartbeat is None or not file.heartbeat.ended:
+                file.heartbeat = line
         case job_facts.Exit():
             file.exit_status = line.status
         case job_facts.Stopped():

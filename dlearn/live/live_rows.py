@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlearn.analysis.hanging.hang_detection import Hang, hangs, places
+from dlearn.analysis.hanging.hang_detection import Hang, hangs, last_seen
 from dlearn.analysis.hanging.hang_report import report
 from dlearn.errors import TraceError
 from dlearn.events.event import Collective, RpcCall
@@ -143,7 +143,7 @@ class LiveRows:
         except TraceError:  # A line is half written, or the first is: the rows say what is known.
             return ""
         stuck = [each for each in hangs(trace) if waits_for_a_call(each)]
-        known = places(trace)
+        known = last_seen(trace)
         idle = [each.rank for each in self._files.values() if not each.open and each.rank not in known]
         return "\n".join(told.sentence for told in report(stuck, trace, dict.fromkeys(idle, "computes")))
 

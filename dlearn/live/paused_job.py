@@ -129,7 +129,7 @@ class PausedJob:
             return "was ended " * (not self.under_way) + f"in {call_text(call)}"
         if not self.under_way:
             return "has ended"
-        returned = process is not None and process.place is not None and process.place.ended
+        returned = process is not None and process.heartbeat is not None and process.heartbeat.ended
         if rank in rpc or not (returned or name in self.gate_server.ended):
             return rpc.get(rank, "computes")
         serves = process is not None and process.worker is not None

@@ -105,19 +105,19 @@ def last_seen(trace: Trace) -> dict[int, str]:
     some_go_on = not all(process.closed for process in trace.processes)
     found: dict[int, str] = {}
     for process in trace.processes:
-        place = process.place
+        beat = process.heartbeat
         if process.exit_status is not None:
             found[process.rank] = exit_text(process.exit_status)
-        elif place is not None and place.ended:
+        elif beat is not None and beat.ended:
             texts = {RETURNED: "has returned from its function", SystemExit.__name__: "has called sys.exit"}
-            found[process.rank] = texts.get(place.ended, f"has raised {place.ended}")
+            found[process.rank] = texts.get(beat.ended, f"has raised {beat.ended}")
         elif process.closed and some_go_on:
             found[process.rank] = "closed its recording, which a process that dies does not"
-        elif place is not None:
+        elif beat is not None:
             last = np.flatnonzero(table.rank == process.rank)[-1:]
             last_ns = np.maximum(table.start_ns[last], table.end_ns[last])
-            if (process.clock.to_reference(place.at_ns) >= last_ns).all():
-                found[process.rank] = f"is at {place.site}"
+            if (process.clock.to_reference(beat.at_ns) >= last_ns).all():
+                found[process.rank] = f"is at {beat.site}"
     return found
 
 

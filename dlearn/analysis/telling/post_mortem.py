@@ -56,8 +56,8 @@ def fate(process: Process, trace: Trace) -> str:
     else:
         text = "left a file without an end: it was killed, or still runs"
     where = whereabouts(trace, process.rank)
-    if not where and process.place is not None and process.place.site:
-        where = f"was at {process.place.site}"
+    if not where and process.heartbeat is not None and process.heartbeat.site:
+        where = f"was at {process.heartbeat.site}"
     return f"{process.label} {text}" + (f"; it {where}" if where else "")
 
 
