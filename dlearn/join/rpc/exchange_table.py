@@ -84,8 +84,8 @@ class ExchangeTable:
 
     @classmethod
     def of_calls(cls, events: EventTable, known: Workers) -> Self:
-        """Return an exchange for each call that Python saw, where the agents logged nothing."""
-        call = np.flatnonzero(events.is_a(RpcCall))
+        """Return an exchange for each call that Python saw of a known worker."""
+        call = np.flatnonzero(events.is_a(RpcCall) & bool(known.by_id))
         run = np.flatnonzero(events.is_a(RpcRun))
         is_fetched = events.of_firsts(lambda first: getattr(first, "fetched", False))
         reply = np.flatnonzero(events.is_a(RpcReply) & ~is_fetched)
@@ -249,7 +249,7 @@ def _kind_of(first: Event) -> int:
 
 def _of_calls(events: EventTable, calls: Rows, rows: Rows, known: Workers) -> Rows:
     """Return the last of these rows, runs or replies, that belongs to each call; -1 for none."""
-    ranks = 1 + max(events.rank.max(initial=0), *known.by_id.values())
+    ranks = 1 + max([events.rank.max(initial=0), *known.by_id.values()])
     callers = events.of_firsts(lambda first: known.rank(getattr(first, "caller", None)), np.int64)
     caller = callers[rows]
     key = numbers_of(events, rows, "call") * ranks + caller

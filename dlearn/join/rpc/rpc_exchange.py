@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Literal, TypeVar
+from typing import Literal
 
 from dlearn.errors import TraceError
 from dlearn.events import agent_log
@@ -20,7 +20,6 @@ from dlearn.events.event import Event, RpcArrival, RpcCall, RpcReply, RpcResult,
 from dlearn.events.event_table import Events
 from dlearn.events.process import Process
 
-End = TypeVar("End", RpcRun, RpcReply, RpcArrival)
 KnownBy = Literal["python", "window", "rule", "unknown"]
 
 FORWARD, BACKWARD = "FORWARD_AUTOGRAD_REQ", "BACKWARD_AUTOGRAD_REQ"
@@ -194,23 +193,16 @@ def requests(processes: Sequence[Process], known: Workers) -> tuple[list[Request
     return sorted(found.values(), key=attrgetter("first_ns")), problems
 
 
-# The ends that Python saw ---------------------------------------------------------------------------------------------
+# What Python saw beside calls -----------------------------------------------------------------------------------------
 
 
 class Seen:
-    """What Python saw, by rank and by call."""
+    """The windows in which C++ sends, by op, and the fetched values, by owner and call."""
 
     def __init__(self, events: Events, known: Workers) -> None:
-        self.calls = events.of(RpcCall)
         self.windows: dict[str, list[RpcWindow]] = defaultdict(list)
         for window in events.of(RpcWindow):
             self.windows[window.op].append(window)
-        self._known = known
-        self.runs = self._by_call(events.of(RpcRun))
-        self.arrivals = self._by_call(events.of(RpcArrival))
-        replies = events.of(RpcReply)
-        self.fetched = self._by_call([reply for reply in replies if reply.fetched])
-        self.replies = self._by_call([reply for reply in replies if not reply.fetched])
-
-    def _by_call(self, ends: Iterable[End]) -> dict[tuple[int, int], End]:
-        return {(self._known.rank(end.caller), end.call): end for end in ends}
+        self.arrivals = {(known.rank(end.caller), end.call): end for end in events.of(RpcArrival)}
+        replies = [reply for reply in events.of(RpcReply) if reply.fetched]
+        self.fetched = {(known.rank(reply.caller), reply.call): reply for reply in replies}

@@ -20,16 +20,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from heapq import heappop, heappush
+from operator import itemgetter
 
 import numpy as np
 
-from dlearn.events.event import RpcCall, RpcReply, RpcRun, RpcWindow
+from dlearn.events.event import RpcWindow
 from dlearn.events.event_table import Column, Events, Mask
 from dlearn.events.process import Process
 from dlearn.join.rpc import rpc_exchange as rpc
 from dlearn.join.rpc.exchange_table import BACKWARD_KIND, UNKNOWN_KIND, Exchanges, ExchangeTable, at_rows
 from dlearn.join.rpc.rpc_exchange import KnownBy, Request, RpcExchange, Seen, Workers
-from dlearn.join.rpc.rpc_matching import Cause, RequestMatcher, TimeWindow, shortest_first, span_of
+from dlearn.join.rpc.rpc_matching import RequestMatcher, TimeWindow, shortest_first, span_of
 
 
 @dataclass(frozen=True)
@@ -90,11 +91,11 @@ class Rpc:
 def join_rpc(processes: Sequence[Process], events: Events) -> Rpc:
     """Return all RPCs that the processes of a job know; `events` are all events of the job."""
     known = rpc.workers(processes)
-    found, gaps = rpc.requests(processes, known)
-    if known.by_id and not found:
-        table = ExchangeTable.of_calls(events.table, known)
-    else:
-        exchanges = join(Seen(events, known), found, known) if found else []
+    logged, gaps = rpc.requests(processes, known)
+    table = ExchangeTable.of_calls(events.table, known)
+    if logged:
+        calls = table.made(np.arange(len(table)))
+        exchanges = join(calls, Seen(events, known), logged, known)
         table = ExchangeTable.of(exchanges, events.table, known)
     lost = len(table) - int(table.is_logged.sum())
     if lost and not gaps:
@@ -106,10 +107,10 @@ def join_rpc(processes: Sequence[Process], events: Events) -> Rpc:
     return Rpc(Exchanges(table, np.arange(len(table))), tuple(gaps))
 
 
-def join(saw: Seen, logged: Sequence[Request], known: Workers) -> list[RpcExchange]:
+def join(calls: Sequence[RpcExchange], saw: Seen, logged: Sequence[Request], known: Workers) -> list[RpcExchange]:
     """Return an exchange for every request, with all that is known of it, and for calls without one."""
     requests = RequestMatcher(logged)
-    _python_calls(saw, requests, known)
+    _python_calls(calls, requests)
     _fetches(saw, requests, known)
     _backward(saw, requests, known)
     # First what has a window, then what has an order only: messages may travel at the same time.
@@ -117,44 +118,44 @@ def join(saw: Seen, logged: Sequence[Request], known: Workers) -> list[RpcExchan
     _cleanups(saw, requests)
     _acceptances(asked, requests)
     _backward_in_cpp(saw, requests)
-    _deletions(saw, requests, known)
+    _deletions(calls, saw, requests, known)
     _unknown(saw, requests)
     return sorted(requests.exchanges, key=_sent_ns)
 
 
 def _sent_ns(exchange: RpcExchange) -> int:
     """Return when a request was sent, else when it arrived."""
-    call, run = exchange.call, exchange.run
     request = exchange.request or Request(exchange.src, exchange.dst, 0)
-    sent_ns = (request.sending_ns, None if call is None else call.handed_ns)
-    arrived_ns = (request.received_ns, None if run is None else run.arrived_ns)
-    return next(filter(None, (*sent_ns, *arrived_ns)), 0)
+    sent_ns = request.sending_ns or exchange.sent_ns
+    return sent_ns or request.received_ns or exchange.received_ns or 0
 
 
 # Calls ----------------------------------------------------------------------------------------------------------------
 
 
-def _python_calls(saw: Seen, requests: RequestMatcher, known: Workers) -> None:
+def _python_calls(calls: Sequence[RpcExchange], requests: RequestMatcher) -> None:
     """Match Python's calls, narrowest window first, to the requests whose times are nearest."""
-    for call in sorted(saw.calls, key=lambda call: call.handed_ns - call.start_ns):
-        kind, dst, cause = rpc.kind_of_call(call), known.rank(call.to), (call, call.context)
-        run, reply = saw.runs.get((call.rank, call.call)), saw.replies.get((call.rank, call.call))
-        window = TimeWindow(call.rank, call.start_ns, call.handed_ns, dst)
-        exchange = requests.match(kind, "python", cause, window, partial(_mismatch, call, run, reply))
-        if exchange is None:
-            exchange = RpcExchange(call.rank, dst, kind, "python", cause=call, context=call.context)
+    windows = []
+    for exchange in calls:
+        assert exchange.call is not None
+        first_ns, last_ns = exchange.call.start_ns, exchange.call.handed_ns
+        span = TimeWindow(exchange.src, first_ns, last_ns, exchange.dst)
+        windows.append((last_ns - first_ns, span, exchange))
+    for _, span, exchange in sorted(windows, key=itemgetter(0)):
+        if requests.match(exchange, span, partial(_mismatch, exchange)) is None:
             requests.exchanges.append(exchange)
-        exchange.call, exchange.run, exchange.reply = call, run, reply
 
 
 _IMPOSSIBLE_NS = 10**12
 
 
-def _mismatch(call: RpcCall, run: RpcRun | None, reply: RpcReply | None, request: Request) -> int:
+def _mismatch(exchange: RpcExchange, request: Request) -> int:
     """Return how far Python's times at both ends, in ns, are from the log's of this request.
 
     A wrong order counts most.
     """
+    call, run, reply = exchange.call, exchange.run, exchange.reply
+    assert call is not None
     steps = [(call.start_ns, request.sending_ns), (request.answered_ns, call.end_ns)]
     if run is not None:
         steps.append((request.running_ns or request.received_ns, run.arrived_ns))
@@ -170,10 +171,14 @@ def _fetches(saw: Seen, requests: RequestMatcher, known: Workers) -> None:
         kind = rpc.FETCH if window.context is None else rpc.FORWARD
         if window.op == "rref backward":
             kind = rpc.RREF_BACKWARD
-        span = span_of(window, known.rank(window.to))
-        exchange = requests.match(kind, "window", (window, window.context), span)
-        if exchange is not None:
+        exchange = _sent_in(window, kind)
+        if requests.match(exchange, span_of(window, known.rank(window.to))) is not None:
             _add_fetched_value(exchange, window, saw)
+
+
+def _sent_in(window: RpcWindow, kind: str, known_by: KnownBy = "window") -> RpcExchange:
+    """Return an exchange that belongs to a window; its receiver is not known yet."""
+    return RpcExchange(window.rank, -1, kind, known_by, cause=window, context=window.context)
 
 
 def _add_fetched_value(exchange: RpcExchange, window: RpcWindow, saw: Seen) -> None:
@@ -199,7 +204,7 @@ def _backward(saw: Seen, requests: RequestMatcher, known: Workers) -> None:
     """
     for window in shortest_first(saw.windows["crossing"]):
         dst = known.by_id.get(window.to) if window.to is not None else None
-        requests.match(rpc.BACKWARD, "window", (window, window.context), span_of(window, dst))
+        requests.match(_sent_in(window, rpc.BACKWARD), span_of(window, dst))
     began = {window.context: window.start_ns for window in saw.windows["backward"]}
     for window in sorted(saw.windows["gradient"], key=lambda window: -window.start_ns):
         first_ns = began.get(window.context, 0)
@@ -208,7 +213,7 @@ def _backward(saw: Seen, requests: RequestMatcher, known: Workers) -> None:
         came = [each for each in sent if each[0] <= window.start_ns]
         if came:
             request = max(came, key=lambda each: each[0])[1]
-            requests.take(request, rpc.BACKWARD, "window", (window, window.context))
+            requests.take(request, rpc.BACKWARD, "window", window, window.context)
 
 
 def _backward_in_cpp(saw: Seen, requests: RequestMatcher) -> None:
@@ -227,8 +232,9 @@ def _backward_in_cpp(saw: Seen, requests: RequestMatcher) -> None:
             ways[exchange.context][exchange.src, exchange.dst] += 1
     for window in [*saw.windows["backward"], *saw.windows["rref backward"]]:
         for (here, there), count in ways[window.context].items():
-            span, cause = TimeWindow(here, window.start_ns, window.end_ns, there), (window, window.context)
-            requests.take_first(max(0, count), span, rpc.BACKWARD, cause)
+            span = TimeWindow(here, window.start_ns, window.end_ns, there)
+            for request in requests.within(span)[: max(0, count)]:
+                requests.take(request, rpc.BACKWARD, "rule", window, window.context)
 
 
 def _cleanups(saw: Seen, requests: RequestMatcher) -> None:
@@ -254,8 +260,9 @@ def _cleanups(saw: Seen, requests: RequestMatcher) -> None:
                     continue
                 mismatch = partial(_no_cleanup, requests, met[dst, window.context], last_ns)
                 span = TimeWindow(rank, first_ns, last_ns, dst)
-                cleanup = requests.match(rpc.CLEANUP, known_by, (window, window.context), span, mismatch)
-                request = None if cleanup is None else cleanup.request
+                cleanup = _sent_in(window, rpc.CLEANUP, known_by)
+                cleanup.src = rank
+                request = requests.match(cleanup, span, mismatch)
                 if request is None:
                     continue
                 visited.add((rank, dst))
@@ -293,16 +300,13 @@ def _references(saw: Seen, requests: RequestMatcher, known: Workers) -> Asked:
         # Of a message from `parent`: a server unpacks those of several workers at the same time.
         spans = unpackings[window.rank, parent]
         around = [each for each in spans if each[0] <= window.start_ns <= each[1]]
-        cause: Cause = window, window.context
+        exchange = _sent_in(window, rpc.ACCEPT if owner == window.rank else rpc.FORK)
         if around:
             message = min(around, key=lambda each: each[1] - each[0])[2]
-            cause = message.call or window, message.context
+            exchange.cause, exchange.context = message.call or window, message.context
         if owner == window.rank:
-            requests.match(rpc.ACCEPT, "window", cause, span_of(window, parent))
-            continue
-        delay = partial(_delay, parent, requests)
-        exchange = requests.match(rpc.FORK, "window", cause, span_of(window, owner), delay)
-        if exchange is not None:
+            requests.match(exchange, span_of(window, parent))
+        elif requests.match(exchange, span_of(window, owner), partial(_delay, parent, requests)) is not None:
             asked.append((exchange, parent))
     return asked
 
@@ -328,7 +332,7 @@ def _acceptances(asked: Asked, requests: RequestMatcher) -> None:
     for exchange, parent in sorted(asked, key=_answered_ns):
         granted = _granted(exchange.request, parent, requests)
         if granted is not None:
-            requests.take(granted, rpc.ACCEPT, "rule", (exchange.cause, exchange.context))
+            requests.take(granted, rpc.ACCEPT, "rule", exchange.cause, exchange.context)
     for exchange in calls:
         _unpacked_in_cpp(exchange, requests)
 
@@ -359,12 +363,14 @@ def _unpacked_in_cpp(asked: RpcExchange, requests: RequestMatcher) -> None:
         return
     count = sum(rref.owner == call.to for rref in call.rrefs)
     span = TimeWindow(asked.dst, request.received_ns, request.replying_ns, asked.src)
-    requests.take_first(count, span, rpc.ACCEPT, (call, asked.context))
+    for acceptance in requests.within(span)[:count]:
+        requests.take(acceptance, rpc.ACCEPT, "rule", call, asked.context)
 
 
-def _deletions(saw: Seen, requests: RequestMatcher, known: Workers) -> None:
+def _deletions(calls: Sequence[RpcExchange], saw: Seen, requests: RequestMatcher, known: Workers) -> None:
     """Take what is left for the end of a copy, where the sender has copies of the receiver's values."""
-    copies = Counter((call.rank, known.rank(call.to)) for call in saw.calls if call.op == "remote")
+    made = [each.call for each in calls if each.call is not None and each.call.op == "remote"]
+    copies = Counter((call.rank, known.rank(call.to)) for call in made)
     copies.update((window.rank, known.rank(window.to)) for window in saw.windows["rref"])
     for request in requests.left():
         if copies[request.src, request.dst] > 0 and request.src != request.dst:

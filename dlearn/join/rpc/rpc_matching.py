@@ -18,10 +18,6 @@ from operator import attrgetter
 from dlearn.events.event import Event, RpcWindow
 from dlearn.join.rpc.rpc_exchange import KnownBy, Request, RpcExchange
 
-Cause = tuple[Event | None, int | None]
-"""The call or window that a request belongs to, and its autograd context."""
-NO_CAUSE: Cause = None, None
-
 _sent = attrgetter("first_ns")
 
 
@@ -53,27 +49,30 @@ class RequestMatcher:
         return [each for each in self._all_within(window) if each not in self._matched]
 
     def match(
-        self, kind: str, known_by: KnownBy, cause: Cause, window: TimeWindow, mismatch: Callable[[Request], int] = _sent
-    ) -> RpcExchange | None:
-        """Return an exchange of the request that fits best of those that are or can be made free."""
-        exchange = RpcExchange(window.src, -1, kind, known_by, cause=cause[0], context=cause[1])
+        self,
+        exchange: RpcExchange,
+        window: TimeWindow,
+        mismatch: Callable[[Request], int] = _sent,
+    ) -> Request | None:
+        """Give an exchange the request that fits best of those that are or can be made free."""
         self._windows[exchange] = window, mismatch
-        if not self._augment(exchange):
-            return None
-        self.exchanges.append(exchange)
-        return exchange
+        if self._augment(exchange):
+            self.exchanges.append(exchange)
+        return exchange.request
 
-    def take(self, request: Request, kind: str, known_by: KnownBy, cause: Cause = NO_CAUSE) -> RpcExchange:
+    def take(
+        self,
+        request: Request,
+        kind: str,
+        known_by: KnownBy,
+        cause: Event | None = None,
+        context: int | None = None,
+    ) -> RpcExchange:
         """Return an exchange of this request."""
-        exchange = RpcExchange(request.src, request.dst, kind, known_by, cause=cause[0], context=cause[1])
+        exchange = RpcExchange(request.src, request.dst, kind, known_by, cause=cause, context=context)
         self._assign(request, exchange)
         self.exchanges.append(exchange)
         return exchange
-
-    def take_first(self, count: int, window: TimeWindow, kind: str, cause: Cause) -> None:
-        """Make exchanges of the first so many requests of a window, as a rule of the protocol says."""
-        for request in self.within(window)[:count]:
-            self.take(request, kind, "rule", cause)
 
     def left(self) -> list[Request]:
         """Return the requests that are not matched, in the order of sending."""
