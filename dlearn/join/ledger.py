@@ -7,8 +7,9 @@ and 48 B for each that comes from there.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, NamedTuple
@@ -19,6 +20,7 @@ import numpy as np
 from dlearn.events.event_table import Rows
 from dlearn.events.source import ServiceCall
 from dlearn.join import gloo
+from dlearn.join.columns import is_new
 from dlearn.join.joining import operations
 from dlearn.join.operation_messages import messages_of, sums_of, why_unknown
 from dlearn.join.rpc_messages import FRAMING_ERROR, UNKNOWN, wire_bytes
@@ -115,8 +117,8 @@ class Entries:
 
     def sections(self) -> Iterator[tuple[int, int, slice]]:
         """Yield rank and section of each that holds any, and where its entries stand."""
-        new = np.flatnonzero((np.diff(self.rank) != 0) | (np.diff(self.section) != 0)) + 1
-        for begin, end in pairwise([0, *new.tolist(), len(self.rank)]) if len(self.rank) else ():
+        new = np.flatnonzero(is_new(self.rank, self.section))
+        for begin, end in pairwise([*new.tolist(), len(self.rank)]):
             if self.section[begin] >= 0:
                 yield int(self.rank[begin]), int(self.section[begin]), slice(begin, end)
 
@@ -250,7 +252,8 @@ def ledger_of(trace: Selection) -> Ledger:
             group = outer_group(processes[rank], (one.steps or (one,))[0].group.name)
             sizes = [(dst, payload[src, dst], size) for (src, dst), size in predicted.items() if src == rank]
             cells.append(LedgerRow(rank, group, tuple(Written((group, dst), *both) for dst, *both in sizes), reason))
-            columns.append((places, _sections(known.get(rank), numbers[:, column])))
+            samples = known[rank].numbers if rank in known else ()
+            columns.append((places, _sections(samples, numbers[:, column])))
     empty = np.empty(0, np.intp)
     called = np.concatenate([empty, *(places for places, _ in columns)])
     sections = np.concatenate([empty, *(sections for _, sections in columns)])
@@ -261,12 +264,10 @@ def ledger_of(trace: Selection) -> Ledger:
     return Ledger(known, asked, entries)
 
 
-def _sections(meter: Meter | None, numbers: np.ndarray) -> np.ndarray:
+def _sections(samples: Sequence[int], events: np.ndarray) -> np.ndarray:
     """Return between which samples each event lies: 0 is between the first two, -1 outside."""
-    if meter is None:
-        return np.full(len(numbers), -1)
-    after = np.searchsorted(meter.numbers, numbers)
-    return np.where(after < len(meter.numbers), after - 1, -1)
+    after = np.searchsorted(samples, events)
+    return np.where(after < len(samples), after - 1, -1)
 
 
 def _of_rpc(operation: Operation, known: dict[int, Meter]) -> Iterator[tuple[LedgerRow, int]]:
@@ -281,9 +282,11 @@ def _of_rpc(operation: Operation, known: dict[int, Meter]) -> Iterator[tuple[Led
             unknown = message.op == UNKNOWN
             reason = Reason(ReasonKind.KIND_UNKNOWN) if unknown else Reason.of(ReasonKind.PACKED_BY_CPP, message.op)
         meter = known.get(message.src)
-        section = None if meter is None or message.sent_ns is None else meter.section_at(message.sent_ns)
-        if meter is None or section is None or section < meter.known_from:
-            section = -1
+        section = -1
+        if meter is not None and message.sent_ns is not None:
+            before = bisect_left(meter.times_ns, message.sent_ns) - 1
+            if meter.known_from <= before < len(meter.times_ns) - 1:
+                section = before
         yield LedgerRow(message.src, RPC, (row,), reason, message.op), section
 
 

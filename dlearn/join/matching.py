@@ -21,6 +21,7 @@ from dlearn.events.event import Collective, PointToPoint
 from dlearn.events.event_table import WAS_REFUSED, EventTable, Mask, Rows
 from dlearn.events.mpi_facts import CANCELLED, PICKLED, OtherMpiCall
 from dlearn.events.process import Process
+from dlearn.join.columns import is_new, number_rows
 from dlearn.join.ends import End, Group, OperationClass, payload_bytes, tensors_of
 from dlearn.join.process_groups import join_groups, member
 from dlearn.join.tables.operation_table import OperationTable
@@ -104,9 +105,8 @@ def _collectives(table: EventTable, groups: Groups, complete: set[int]) -> _Matc
     # Once for each group and not for each exchange: a group may have many members that left no file.
     of_group = {number: group for number, group in zip(numbers.tolist(), of_firsts, strict=True) if group is not None}
     witnesses = {number: sorted(complete.intersection(each.members)) for number, each in of_group.items()}
-    rank, new = table.rank[ends], np.ones(len(ends), bool)
-    new[1:] = (rank[1:] != rank[:-1]) | (exchange[1:] != exchange[:-1])
-    came = np.add.reduceat(new & np.isin(rank, list(complete)), begins)
+    rank = table.rank[ends]
+    came = np.add.reduceat(is_new(rank, exchange) & np.isin(rank, list(complete)), begins)
     expected = np.array([len(witnesses.get(number, ())) for number in range(max(witnesses) + 1)])
     group = group[order][begins]
     late = np.flatnonzero((came < expected[group]) & (table.ended_by[ends[begins]] != WAS_REFUSED))
@@ -145,8 +145,7 @@ def _exchanges(table: EventTable, rows: Rows, group: Rows) -> Rows:
         for one in {(rank, number) for rank, number in zip(table.rank[rows[refused]], group[refused], strict=True)}:
             mine = (table.rank[rows] == one[0]) & (group == one[1])
             seq[mine] -= np.cumsum(refused[mine]) - refused[mine]
-    seqs, place = np.unique(seq, return_inverse=True)
-    _, exchange = np.unique(group * len(seqs) + place, return_inverse=True)
+    exchange, _ = number_rows(group, seq)
     again: Counter[tuple[object, ...]] = Counter()
     apart: dict[tuple[object, ...], int] = {}
     for refusal in np.flatnonzero(refused).tolist():
@@ -185,9 +184,7 @@ def _sends(table: EventTable, groups: Groups, complete: set[int]) -> tuple[_Matc
     turn = _by_place(table, rows, channel, is_recv, turn)
     order = np.lexsort((is_recv, turn, channel))
     rows, channel, is_recv, turn = rows[order], channel[order], is_recv[order], turn[order]
-    new = np.ones(len(rows), bool)
-    new[1:] = (channel[1:] != channel[:-1]) | (turn[1:] != turn[:-1])
-    begins = np.flatnonzero(new)
+    begins = np.flatnonzero(is_new(channel, turn))
     first = np.append(begins, len(rows))
     missing: dict[int, tuple[int, ...]] = {}
     for number in np.flatnonzero(np.diff(first) == 1).tolist():
@@ -255,12 +252,10 @@ def _classes(table: EventTable, groups: Groups, first: Rows, ends: Rows) -> tupl
     for count in np.unique(counts).tolist():
         mine = np.flatnonzero(counts == count)
         keys = of_ends[first[mine][:, None] + np.arange(count)]
-        place = np.zeros(len(mine), np.intp)
-        for column in keys.T:
-            place = np.unique(place * len(table.firsts) + column, return_inverse=True)[1]
-        _, found = np.unique(place, return_index=True)
-        like[mine] = place + len(classes)
-        classes += [_class_of([table.firsts[each] for each in row], groups) for row in keys[found].tolist()]
+        number, examples = number_rows(*keys.T)
+        like[mine] = number + len(classes)
+        for example in keys[examples].tolist():
+            classes.append(_class_of([table.firsts[each] for each in example], groups))
     return like, classes
 
 

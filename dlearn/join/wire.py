@@ -6,7 +6,6 @@ two, swapped, are its ends: that tells whom a socket leads to, and whose group i
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,11 +33,6 @@ class Meter:
     """Bytes that had come from each peer at each sample, where that was read."""
     known_from: int
     """Of RPC's connections: the sample from which all of them are there, and counted."""
-
-    def section_at(self, at_ns: int) -> int | None:
-        """Return between which samples this moment lies: 0: the first two; None: outside."""
-        after = bisect_left(self.times_ns, at_ns)
-        return after - 1 if 0 < after < len(self.times_ns) else None
 
     def between(self, first: int, last: int) -> Counter[Edge]:
         """Return the bytes written from sample `first` to sample `last`."""

@@ -16,6 +16,7 @@ import numpy as np
 from dlearn.events.event import Event, RpcCall, RpcReply, RpcRun, RpcWindow
 from dlearn.events.event_table import NONE, Column, EventTable, Lazy, Mask, Rows, find, or_none
 from dlearn.events.short_lines import ENDED_BY
+from dlearn.join.columns import number_rows
 from dlearn.join.rpc import rpc_exchange as rpc
 from dlearn.join.rpc.rpc_exchange import KnownBy, Request, RpcExchange, Workers
 
@@ -28,7 +29,6 @@ _TIMES = ("sent_ns", "received_ns", "reply_sent_ns", "reply_received_ns")
 _OWN = {"number", "start_ns", "end_ns", "ended_by", "parent", "call", "handed_ns", "arrived_ns"}
 _OWN |= {"run", "returned_ns", "context", "rrefs", "fork", "message"}
 """Fields in which events of the same group may differ."""
-_MOST = 2**62
 _LONGEST = (2**8, 2**16, 2**31)
 """Where a context's number takes another number of bytes."""
 
@@ -189,15 +189,7 @@ class ExchangeTable:
         likes = _groups_of_events(self.events)
         rows_of_events = (self.call, self.run, self.reply, self.cause)
         events = [at_rows(likes, rows, -1) for rows in rows_of_events]
-        group = np.zeros(len(self), np.int64)
-        for column in (self.src, self.dst, self.kind, self.known_by, context, *present, *events):
-            low = int(column.min(initial=0))
-            width = int(column.max(initial=0)) - low + 1
-            if group.max(initial=0) > _MOST // width:
-                group = np.unique(group, return_inverse=True)[1]
-            group = group * width + (column - low)
-        _, first, group = np.unique(group, return_index=True, return_inverse=True)
-        return group, first
+        return number_rows(self.src, self.dst, self.kind, self.known_by, context, *present, *events)
 
     def made(self, rows: Rows) -> list[RpcExchange]:
         """Return the exchanges in these rows, each made once."""

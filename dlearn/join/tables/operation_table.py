@@ -16,6 +16,7 @@ import numpy as np
 from dlearn.events.event import Bucket, Collective, PointToPoint, TensorInfo
 from dlearn.events.event_table import NONE, WAS_REFUSED, Column, EventTable, Mask, Rows
 from dlearn.events.source import ServiceCall
+from dlearn.join.columns import number_rows
 from dlearn.join.ends import End, OperationClass, RpcEnd, bytes_of, tensors_of
 from dlearn.join.wording import EVERY_PARAMETER, bucket_text, request_text, tensors_text
 
@@ -286,36 +287,33 @@ class OperationTable:
 
     @cached_property
     def kinds(self) -> Column:
-        """Return the same number for operations that differ only in their times; below 0: alone."""
-        fates = {missing: number for number, missing in enumerate(dict.fromkeys([(), *self.missing.values()]))}
-        fate = np.zeros(len(self), np.int64)
-        fate[list(self.missing)] = [fates[missing] for missing in self.missing.values()]
-        for flags in (self.pending, self.failed, self.refused):
-            fate = 2 * fate + flags
-        carried = self._carried()
-        fate = fate * (carried.max(initial=0) + 1) + carried
-        with_steps = self.outer[self.outer >= 0]
-        kinds = self.like * (fate.max(initial=0) + 1) + fate
-        kinds[with_steps] = ~with_steps
-        over_rpc = np.flatnonzero(self.events.is_a(RpcEnd)[self.end_row[self.first[:-1]]])
-        kinds[over_rpc] = ~over_rpc
-        return np.asarray(kinds)
+        """Return the same number for operations that differ only in their times.
 
-    def _carried(self) -> Column:
-        """Return the same number for operations that carry the same; 0 for nothing."""
+        One that has steps, and a call over RPC, has a number of its own.
+        """
+        numbers = {missing: number for number, missing in enumerate(self.missing.values(), 1)}
+        absent = np.zeros(len(self), np.int64)
+        absent[list(self.missing)] = [numbers[missing] for missing in self.missing.values()]
+        alone = self.events.is_a(RpcEnd)[self.end_row[self.first[:-1]]]
+        alone[self.outer[self.outer >= 0]] = True
+        own = np.where(alone, np.arange(len(self)), -1)
+        labels = (self.over_ends(np.maximum, self._label), self.over_ends(np.minimum, self._label))
+        ended = (self.pending, self.failed, self.refused)
+        return number_rows(self.like, absent, *ended, *labels, own)[0]
+
+    @cached_property
+    def _label(self) -> Column:
+        """Return the same number for events that send the same bucket of DDP; 0 for none."""
         numbers: dict[int, int] = {}
-        carried = np.zeros(len(self.events), np.int64)
-        for row, label in self.bucket_labels.items():
-            carried[row] = numbers.setdefault(id(label.bucket or label.role), len(numbers) + 1)
-        most, least = self.over_ends(np.maximum, carried), self.over_ends(np.minimum, carried)
-        return np.asarray(most * (len(numbers) + 1) + least)
+        label = np.zeros(len(self.events), np.int64)
+        for row, sent in self.bucket_labels.items():
+            label[row] = numbers.setdefault(id(sent.bucket or sent.role), len(numbers) + 1)
+        return label
 
     @cached_property
     def has_bucket_label(self) -> Mask:
-        """Return which carry a bucket of DDP, or something of its own."""
-        has_bucket_label = np.zeros(len(self.events), bool)
-        has_bucket_label[list(self.bucket_labels)] = True
-        return self.over_ends(np.logical_or, has_bucket_label)
+        """Return which send a bucket of DDP, or something of its own."""
+        return self.over_ends(np.logical_or, self._label)
 
     @cached_property
     def start_ns(self) -> Column:
