@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 
@@ -24,9 +23,6 @@ from dlearn.join.rpc.rpc_kinds import Rpc
 from dlearn.join.selecting import PHASES, begins_of_operations, caused_within, check_kind, check_op, kind_of
 from dlearn.join.selection import Selection
 from dlearn.shown import Shown
-
-Kind = TypeVar("Kind", bound=Event)
-Other = TypeVar("Other", bound=Event)
 
 
 @dataclass(frozen=True, repr=False)
@@ -55,7 +51,7 @@ class Trace(Selection, Shown):
         trace = cls(job.path, job.processes, Events(job.events))
         problems = [*job.problems, *calls_not_read(trace.of(OtherMpiCall), trace.labels)]
         problems += clock_problems(trace.processes, trace.met) if job.clocks > 1 else []
-        # Frozen for everybody else; it is still being made.
+        # Frozen from here on; it is still being made.
         object.__setattr__(trace, "problems", tuple(map(printable, problems)))
         return trace
 
@@ -66,7 +62,7 @@ class Trace(Selection, Shown):
             rows = sorted(table.row_of(event.rank, event.number) for event in events)
             events = Events(table, np.array(rows, np.intp))
         rows_of_table = events if isinstance(events, Events) else Events(of_events(tuple(events)))
-        object.__setattr__(self, "events", rows_of_table)  # Frozen for everybody else.
+        object.__setattr__(self, "events", rows_of_table)  # Frozen from here on.
 
     @cached_property
     def all_problems(self) -> tuple[str, ...]:
@@ -80,7 +76,7 @@ class Trace(Selection, Shown):
 
     @cached_property
     def phases(self) -> tuple[str, ...]:
-        """The phases of its events, in the order of a training step: setup, forward, backward, optimizer, ..."""
+        """Return the phases of its events, in the order of a training step: setup, forward, backward, optimizer, ..."""
         seen = {event.phase for event in self.rows.firsts()}
         return tuple(sorted(seen, key=lambda phase: (PHASES.index(phase) if phase in PHASES else len(PHASES), phase)))
 
@@ -142,7 +138,7 @@ class Trace(Selection, Shown):
 
     @cached_property
     def first_ns(self) -> int:
-        """When the first event of the whole trace began; samples of the counters are read before it, and are none."""
+        """Return when the first event of the whole trace began; samples of the counters before it do not count."""
         began = self.table.start_ns[~self.table.is_a(Counters)]
         return int(began[0]) if len(began) else 0
 

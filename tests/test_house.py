@@ -138,7 +138,7 @@ LINES = {
     "benchmarks": 1_608,
     "course": 1_810,
     "ddp_claims": 3_444,
-    "dlearn": 1_108,
+    "dlearn": 1_104,
     "dlearn/analysis": 6_484,
     "dlearn/backends": 631,
     "dlearn/cluster": 3_420,
@@ -148,7 +148,7 @@ LINES = {
     "dlearn/events": 4_661,
     "dlearn/export": 608,
     "dlearn/hooks": 4_212,
-    "dlearn/join": 5_061,
+    "dlearn/join": 5_050,
     "dlearn/lessons": 2_600,
     "dlearn/live": 1_250,
     "dlearn/network": 1_112,
@@ -163,11 +163,11 @@ LINES = {
 }
 SLACK = 0.01  # So far below its budget a folder may be before the budget has to be lowered.
 HABITS = {
-    "conditionals inside f-strings": 7,
-    "docstrings that begin with no verb": 59,
+    "conditionals inside f-strings": 6,
+    "docstrings that begin with no verb": 37,
     "functions of more than 10 branches": 6,
-    "lines over 100 characters": 2_541,
-    "statements of more than one comprehension": 48,
+    "lines over 100 characters": 2_534,
+    "statements of more than one comprehension": 47,
 }
 
 

@@ -61,8 +61,8 @@ def _records(trace: Trace, tracks: Tracks) -> Iterator[Record]:
     for stretch in sorted(trace.of(Span, PhaseSpan), key=tracks.outer_first):
         name, category = (stretch.name, "span") if isinstance(stretch, Span) else (stretch.phase, "phase")
         yield _slice(stretch, name, category, tracks, {})
-    for event in trace.of(Gradient, Bucket):
-        yield _instant(event, tracks)
+    instants: list[Gradient | Bucket] = trace.of(Gradient, Bucket)
+    yield from (_instant(event, tracks) for event in instants)
     arrow = 0
     changes: Counter[tuple[int, float]] = Counter()
     for part in parts_of(trace):

@@ -29,7 +29,7 @@ class Key(NamedTuple):
 class Node:
     """`shapes` are those of the gradients that come in. `timed_by` tells who saw it run: our "hook" saw start and end;
     of a send that was made too late for one, the agents' "log" saw the gradient arrive and be taken up, or else the
-    "next" node tells at which moment it was over. "": nobody."""
+    "next" node tells at which moment it was over. "": not seen to run."""
 
     key: Key
     name: str
@@ -42,7 +42,7 @@ class Node:
 
     @property
     def short(self) -> str:
-        """ "Addmm" of "AddmmBackward0", "send" and "recv" of the two ends of a message of the forward pass."""
+        """Return "Addmm" for "AddmmBackward0", "send" and "recv" for the ends of a message of the forward pass."""
         name = self.name.rpartition("::")[2].rstrip("0123456789").removesuffix("Backward")
         return {"SendRpc": "send", "RecvRpc": "recv"}.get(name, name)
 

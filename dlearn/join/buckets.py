@@ -16,6 +16,7 @@ from typing import cast
 import numpy as np
 
 from dlearn.events.event import Bucket, Collective, Event, Gradient
+from dlearn.events.event_table import Rows
 from dlearn.join.selection import Selection
 from dlearn.join.tables.operation_table import BucketLabel
 
@@ -27,11 +28,11 @@ Tables = dict[int, dict[int, Bucket]]
 """The buckets that a process has shown so far: of each model, by their index."""
 
 
-def assign(whole: Selection) -> dict[int, BucketLabel]:
-    """Row of each all-reduce that DDP makes -> what it carries: a bucket, or UNKNOWN, or USED_MAP.
+def assign(whole: Selection) -> tuple[list[BucketLabel], Rows]:
+    """Return what DDP's all-reduces send, and the index of it for each event: a bucket, UNKNOWN or USED_MAP.
 
-    Backward passes know nothing of each other: of those in which the same has happened in the same order, one is
-    looked at.
+    Index 0 is nothing. Backward passes are independent: of those in which the same has happened in
+    the same order, one is looked at.
     """
     table = whole.table
     is_bucket, in_backward = table.is_a(Bucket), table.of_firsts(lambda first: first.phase == "backward")
@@ -45,19 +46,18 @@ def assign(whole: Selection) -> dict[int, BucketLabel]:
     rows, shown = rows[order], shown[order]
     happened = np.stack([table.like[rows], shown], axis=1)
     new = (np.diff(table.backward[rows]) != 0) | (np.diff(table.rank[rows]) != 0)
-    found: dict[int, BucketLabel] = {}
-    seen: dict[bytes, list[BucketLabel | None]] = {}
-    calls = np.where(is_call[rows], rows, -1).tolist()
+    numbers = {BucketLabel(): 0}
+    label = np.zeros(len(table), np.intp)
+    seen: dict[bytes, list[int]] = {}
     for begin, end in pairwise([0, *(np.flatnonzero(new) + 1).tolist(), len(rows)]):
         same = happened[begin:end].tobytes()
         if same not in seen:
             events = cast("list[Gradient | Collective]", table.made(rows[begin:end]))
             known = [tables.get((each.rank, count), {}) for each, count in zip(events, shown[begin:end], strict=True)]
-            seen[same] = _Pass().labels(events, known)
-        for row, label in zip(calls[begin:end], seen[same], strict=True):
-            if label is not None:
-                found[row] = label
-    return found
+            labels = _Pass().labels(events, known)
+            seen[same] = [numbers.setdefault(each, len(numbers)) for each in labels]
+        label[rows[begin:end]] = seen[same]
+    return list(numbers), label
 
 
 def _tables(shown: Sequence[Event]) -> dict[tuple[int, int], Tables]:
@@ -80,17 +80,17 @@ class _Pass:
         self.ready: dict[tuple[int | None, int], set[str]] = defaultdict(set)
         self._launched: dict[tuple[int | None, int], int] = defaultdict(int)
 
-    def labels(self, events: Sequence[Gradient | Collective], tables: Sequence[Tables]) -> list[BucketLabel | None]:
-        """Return what each collective carries; `tables` are those known at each event."""
-        found: list[BucketLabel | None] = []
+    def labels(self, events: Sequence[Gradient | Collective], tables: Sequence[Tables]) -> list[BucketLabel]:
+        """Return what each collective sends; `tables` are those known at each event."""
+        found: list[BucketLabel] = []
         for event, self.tables in zip(events, tables, strict=True):
             if isinstance(event, Gradient):
                 self.ready[event.backward, event.model].add(event.parameter)
             is_call = isinstance(event, Collective) and (self.tables or event.launcher == "reducer")
-            found.append(self._label_of(cast("Collective", event)) if is_call else None)
+            found.append(self._label_of(cast("Collective", event)) if is_call else BucketLabel())
         return found
 
-    def _label_of(self, call: Collective) -> BucketLabel | None:
+    def _label_of(self, call: Collective) -> BucketLabel:
         if call.launcher == "comm hook":
             named = [
                 table[call.bucket_index]
@@ -105,7 +105,7 @@ class _Pass:
         if call.thread and call.backward is None:
             # Made by a callback of a communication hook, on a thread of gloo's: only elimination can tell.
             return _only([bucket for table in self.tables.values() for bucket in table.values()])
-        return None
+        return BucketLabel()
 
     def _next_bucket(self, call: Collective) -> BucketLabel:
         size = sum(tensor.logical_bytes for tensor in call.inputs)

@@ -19,7 +19,7 @@ How = Literal["observed", "derived", "inferred", "missing"]
 
 
 def family_of_op(op: str) -> str:
-    """ "all_gather" of "all_gather_single_coalesced"; of what ranks called differently, the first."""
+    """Return "all_gather" for "all_gather_single_coalesced"; where ranks called different ops, the first."""
     return op.split("/")[0].removesuffix("_coalesced").removesuffix("_single").removeprefix("monitored_")
 
 

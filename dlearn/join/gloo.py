@@ -57,7 +57,7 @@ def unknown(kind: ReasonKind, *facts: Fact) -> Schedule:
 
 
 def _sparse(calls: Sequence[Collective], ranks: int) -> Schedule:
-    """Torch gathers how many values each rank has, all indices and all values, and each rank adds up for itself."""
+    """Return the schedule of sparse tensors: torch gathers counts, indices and values, and each rank sums them."""
     rows = []
     for call in calls:
         for tensor in call.inputs:
@@ -70,7 +70,7 @@ def _sparse(calls: Sequence[Collective], ranks: int) -> Schedule:
 
 
 def _all_to_all(calls: Sequence[Collective], ranks: int, itemsizes: tuple[int, ...]) -> Schedule:
-    """A row for each rank, of the bytes that it has for each; a single row where all have the same for all."""
+    """Return the schedule of an all-to-all, from the bytes that each rank has for each."""
     if ranks * (ranks - 1) > MOST_MESSAGES:
         return unknown(ReasonKind.LONG_SCHEDULE, MOST_MESSAGES)
     rows = []
@@ -152,14 +152,14 @@ def _plan(op: str, ranks: int, sizes: Rows, itemsizes: tuple[int, ...], root: in
         case "barrier":
             return algorithms.dissemination(ranks)
         case "monitored_barrier":
-            # Everybody tells rank 0 its rank, an int32, and rank 0 lets everybody go when the last has come.
+            # Every rank sends its number, an int32, to rank 0, which answers all when the last has come.
             there_and_back = (star(ranks, 4, 0, inward=inward) for inward in (True, False))
             return one_after_another((0, 0), there_and_back)
     return None
 
 
 def framed_bytes(payload: Mapping[Pair, int], count: Mapping[Pair, int]) -> Counter[Pair]:
-    """What each rank writes into its connection to each other: payload, and gloo's frames in both directions.
+    """Return the bytes that each rank writes to each other: payload, and gloo's frames in both directions.
 
     `payload` in bytes and `count` of messages are by (src, dst).
     """

@@ -66,7 +66,7 @@ class Schedule:
 
 
 def ring_all_reduce(ranks: int, payload: int, itemsize: int) -> Iterator[Send]:
-    """Reduce-scatter, then all-gather, both to the LEFT: each rank sends to the one before it.
+    """Yield a reduce-scatter, then an all-gather, both to the LEFT: each rank sends to the one before it.
 
     The data is cut into one chunk per rank and each chunk into at least two segments, so that one segment travels while
     the other is added up. Each rank sends 2 (ranks-1)/ranks of the payload, where the chunks come out even.
@@ -90,16 +90,16 @@ class Segments(NamedTuple):
 
 
 def _segments(ranks: int, payload: int, itemsize: int) -> Segments:
-    """First how many: of 1 MiB at most, two per chunk at least, as many in each chunk. Then their size, in items."""
+    """Return how many segments there are, of 1 MiB at most and two per chunk at least, and then their size."""
     per_chunk = max(2, _ceil(_ceil(payload, _largest(itemsize)), ranks))
     size = itemsize * max(1, _ceil(_ceil(payload, ranks * per_chunk), itemsize))
     return Segments(size, per_chunk, _ceil(payload, size))
 
 
 def _ring(ranks: int, payload: int, cut: Segments, *, first_chunk: int, first_step: int, steps: int) -> Iterator[Send]:
-    """In step i every rank sends the i-th segment from the beginning of its first chunk on, round the data.
+    """Yield a ring: in step i every rank sends the i-th segment from the beginning of its first chunk on.
 
-    Here is the direction of gloo's ring decided: to the left, rank r to rank r-1. (Its all-gather goes to the right.)
+    This decides the direction of gloo's ring: to the left, rank r to rank r-1. (Its all-gather goes to the right.)
     """
     for i in range(steps if payload else 0):
         for segment in range(i % cut.per_chunk, cut.filled, cut.per_chunk):
@@ -109,7 +109,7 @@ def _ring(ranks: int, payload: int, cut: Segments, *, first_chunk: int, first_st
 
 
 def chunk_bounds(ranks: int, payload: int, itemsize: int) -> tuple[tuple[int, int], ...]:
-    """Offset and length of each rank's chunk in `ring_all_reduce`, in bytes; the last ones may be short or empty."""
+    """Return offset and length of each rank's chunk in `ring_all_reduce`, in bytes; some may be empty."""
     return _chunks(ranks, payload, _segments(ranks, payload, itemsize))
 
 
@@ -119,7 +119,7 @@ def _chunks(ranks: int, payload: int, cut: Segments) -> tuple[tuple[int, int], .
 
 
 def ring_reduce(ranks: int, payload: int, itemsize: int, root: int) -> Iterator[Send]:
-    """The same reduce-scatter, then each rank sends the chunk that it has completed straight to the root.
+    """Yield the same reduce-scatter, then each rank's completed chunk, sent straight to the root.
 
     Gloo stops the ring two segments before it is round, as if a chunk had no more. Where it has more, from 2 MiB per
     rank on, each rank sends the rest of its own chunk for nothing.
@@ -146,7 +146,7 @@ def _ceil(a: int, b: int) -> int:
 
 
 def tree_broadcast(ranks: int, payload: int, root: int) -> Iterator[Send]:
-    """A binomial tree from the root: in step i every rank that has the data sends it 2^i ranks further."""
+    """Yield a binomial tree from the root: in step i every rank that has the data sends it 2^i ranks further."""
     for step in range((ranks - 1).bit_length()):
         reach = 1 << step
         for virtual in range(min(reach, ranks - reach)):
@@ -154,7 +154,10 @@ def tree_broadcast(ranks: int, payload: int, root: int) -> Iterator[Send]:
 
 
 def ring_all_gather(ranks: int, payload: int) -> Iterator[Send]:
-    """Each rank's block goes round the ring to the RIGHT, in two halves, sent even if empty. `payload` is one block."""
+    """Yield each rank's block on its way round the ring to the RIGHT, in two halves, sent even if empty.
+
+    `payload` is one block.
+    """
     if payload == 0:
         return
     halves = ((0, payload // 2), (payload // 2, payload - payload // 2))
@@ -166,7 +169,7 @@ def ring_all_gather(ranks: int, payload: int) -> Iterator[Send]:
 
 
 def uneven_ring_all_gather(sizes: Sequence[int]) -> Iterator[Send]:
-    """The same with a block of its own size from each rank, whole (allgatherv.cc)."""
+    """Yield the same with a block of its own size from each rank, whole (allgatherv.cc)."""
     ranks, starts = len(sizes), tuple(accumulate(sizes, initial=0))
     for step in range(ranks - 1 if any(sizes) else 0):
         for rank in range(ranks):
@@ -175,7 +178,7 @@ def uneven_ring_all_gather(sizes: Sequence[int]) -> Iterator[Send]:
 
 
 def star(ranks: int, payload: int, root: int, *, inward: bool) -> Iterator[Send]:
-    """Every rank's block straight to the root, or from it; the root's own stays. `payload` is one block."""
+    """Yield every rank's block, straight to the root, or from it; the root's own stays. `payload` is one block."""
     for rank in range(ranks):
         if rank != root:
             src, dst = (rank, root) if inward else (root, rank)
@@ -183,7 +186,7 @@ def star(ranks: int, payload: int, root: int, *, inward: bool) -> Iterator[Send]
 
 
 def direct(ranks: int, sizes: tuple[tuple[int, ...], ...]) -> Iterator[Send]:
-    """Every rank to every other, all at once, even nothing. Each offset is in the sender's data.
+    """Yield a message from every rank to every other, even of no bytes. Each offset is in the sender's data.
 
     `sizes` has a row for each rank, the bytes that it has for each rank; or one row that is the same for all.
     """
@@ -195,14 +198,14 @@ def direct(ranks: int, sizes: tuple[tuple[int, ...], ...]) -> Iterator[Send]:
 
 
 def dissemination(ranks: int) -> Iterator[Send]:
-    """In step i every rank tells the one 2^i further, with 0 B, that it and all it has heard of are there."""
+    """Yield a barrier: in step i every rank sends 0 B 2^i ranks further, once it has heard from the step before."""
     for step in range((ranks - 1).bit_length()):
         for rank in range(ranks):
             yield Send(step, rank, (rank + (1 << step)) % ranks, 0, 0)
 
 
 def one_after_another(sizes: Iterable[int], runs: Iterable[Iterator[Send]]) -> Iterator[Send]:
-    """Several runs as one, each on its own part of the data. (Gloo's two threads may in fact overlap two of them.)"""
+    """Yield several runs as one, each on its own part of the data. (Gloo's two threads may overlap two runs.)"""
     first_step = offset = 0
     for size, run in zip(sizes, runs, strict=True):
         step = first_step - 1

@@ -38,7 +38,8 @@ def operations(trace: Selection) -> Operations:
 @once
 def _table(whole: Selection) -> OperationTable:
     """Return all operations, with the buckets of DDP, and the calls of RPC and of services."""
-    met = replace(whole.met, bucket_labels=buckets.assign(whole))
+    labels, label_of = buckets.assign(whole)
+    met = replace(whole.met, labels=labels, label_of=label_of)
     return with_rpc(met, whole.rpc.exchanges.table).with_more([*_service_operations(whole)])
 
 
@@ -52,8 +53,14 @@ def _service_operations(trace: Selection) -> Iterator[tuple[OperationClass, End]
             host = hosts.get((call.rank, call.number))
             members = (call.rank,) if host in (None, call.rank) else (call.rank, host)
             group = Group(source.name, source.name, members, default=False)
-            sizes = {"sender": call.rank, "receiver": host, "payload_bytes": bytes_of(call.tensors)}
-            yield OperationClass(op=call.op, group=group, **sizes), call
+            like = OperationClass(
+                op=call.op,
+                group=group,
+                sender=call.rank,
+                receiver=host,
+                payload_bytes=bytes_of(call.tensors),
+            )
+            yield like, call
 
 
 def all_ranks(trace: Selection) -> set[int]:

@@ -154,7 +154,7 @@ class Ledger:
         return [(rank, 0, len(meter.numbers) - 1) for rank, meter in self.meters.items()]
 
     def pairs(self, ranges: Iterable[SampleRange]) -> tuple[list[Pair], Counter[Reason]]:
-        """Each (rank, first sample, last sample) -> pairs of ranks, and why operations in there are not explained."""
+        """Return the pairs of ranks in these ranges of samples, and why operations in them are not explained."""
         cells: list[Counted] = []
         grown: Counter[Connection] = Counter()
         not_measured: set[Connection] = set()
@@ -327,12 +327,12 @@ def name_of(operation: Operation, cell: LedgerRow) -> str:
         return f"{cell.kind} #{operation.seq}"
     if operation.sender is not None and operation.receiver is not None:
         return f"{operation.op} #{operation.seq} (rank {operation.sender} to rank {operation.receiver})"
-    site = operation.ends[0].site
-    return f"{operation.op} #{operation.seq}{f' ({site})' if site else ''}"
+    name, site = f"{operation.op} #{operation.seq}", operation.ends[0].site
+    return f"{name} ({site})" if site else name
 
 
 def counted_together(trace: Selection, ledger: Ledger) -> str:
-    """Who sent what for operations that are not in this part of a trace between its samples; empty where nobody did."""
+    """Say whose bytes for operations outside this part of a trace lie between its samples; "" where there are none."""
     if trace.selected_from is None:
         return ""
     everything = ledger_of(trace.whole)

@@ -11,19 +11,20 @@ All of it is sorting rows of numbers; what is told of ends that are alike is tol
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from dlearn.events.event import Collective, PointToPoint
+from dlearn.events.event import Collective, GroupFact, PointToPoint
 from dlearn.events.event_table import WAS_REFUSED, EventTable, Mask, Rows
 from dlearn.events.mpi_facts import CANCELLED, PICKLED, OtherMpiCall
 from dlearn.events.process import Process
+from dlearn.events.wiring import Wiring
 from dlearn.join.columns import is_new, number_rows
 from dlearn.join.ends import End, Group, OperationClass, payload_bytes, tensors_of
-from dlearn.join.process_groups import join_groups, member
 from dlearn.join.tables.operation_table import OperationTable
 from dlearn.join.wording import Reason, ReasonKind
 
@@ -47,9 +48,9 @@ class _MatchedEnds(NamedTuple):
 
 
 def match(processes: Sequence[Process], table: EventTable) -> OperationTable:
-    """Every call belongs to exactly one operation; nothing is dropped. Ordered by first start.
+    """Return operations, by first start: every call belongs to exactly one of them.
 
-    A rank counts as missing only if every line that it wrote is here; of others nobody knows.
+    A rank counts as missing only if every line that it wrote is here; of others it is not known.
     """
     groups = join_groups(processes)
     for event in table.firsts:
@@ -85,6 +86,57 @@ def _ordered(table: EventTable, groups: Groups, met: Sequence[_MatchedEnds]) -> 
     ends = end_row[np.repeat(before - first[:-1], counts) + np.arange(len(end_row))]
     like, classes = _classes(table, groups, first, ends)
     return OperationTable(table, classes, like, first, ends, missing)
+
+
+# Process groups -------------------------------------------------------------------------------------------------------
+
+
+def join_groups(processes: Sequence[Process]) -> Groups:
+    """Return the group by rank and the process's name of it: one value for all its members."""
+    facts: dict[tuple[str, tuple[int, ...], int, int], dict[int, tuple[int, GroupFact]]] = defaultdict(dict)
+    for process in processes:
+        for fact in process.groups.values():
+            same = facts[fact.name, fact.ranks, fact.size, process.header.restart]
+            same.setdefault(fact.rank, (process.rank, fact))
+    absent = (
+        ranks[i] if ranks else i for (_, ranks, size, _), found in facts.items() for i in range(size) if i not in found
+    )
+    rank_of = _ranks_in_trace(absent, processes)
+    wired_by = {process.rank: process.wired for process in processes}
+    joined: Groups = {}
+    for (name, ranks, size, _), found in facts.items():
+        # Of a member that wrote no line about the group, the others know its global rank.
+        members = tuple(found[i][0] if i in found else rank_of[ranks[i] if ranks else i] for i in range(size))
+        fact = next(iter(found.values()))[1]
+        wired = {i: one for i, (rank, _) in found.items() if (one := wired_by[rank].get(name)) is not None}
+        group = Group(name, fact.backend, members, fact.default, Wiring(wired) if wired else None)
+        for rank, _ in found.values():
+            joined[rank, name] = group
+    return joined
+
+
+def _ranks_in_trace(absent: Iterable[int], processes: Sequence[Process]) -> dict[int, int]:
+    """Return the rank in the trace of each global rank, as its process says.
+
+    An absent one keeps its number, or gets the next free one.
+    """
+    known: dict[int, int] = {}
+    for process in processes:
+        for fact in process.groups.values():
+            if fact.default and process.rank not in known.values():
+                known.setdefault(fact.rank, process.rank)
+    free = count(max((process.rank for process in processes), default=-1) + 1)
+    taken = set(known.values())
+    for each in absent:
+        if each not in known:
+            known[each] = each if each not in taken else next(rank for rank in free if rank not in taken)
+            taken.add(known[each])
+    return known
+
+
+def member(group: Group, index: int | None) -> int | None:
+    """Return the rank of this member; None where there is none."""
+    return group.members[index] if index is not None and index < len(group.members) else None
 
 
 # Collectives ----------------------------------------------------------------------------------------------------------
@@ -225,11 +277,11 @@ def _turns(line: Rows) -> Rows:
 
 
 def _by_place(table: EventTable, rows: Rows, channel: Rows, is_recv: Mask, turn: Rows) -> Rows:
-    """Of a recording of some steps, the place among the calls decides; what has none meets nobody."""
+    """Return the turn of each call; in a recording of some steps, its index among all calls, if it has one."""
     place = table.of_firsts(lambda first: getattr(first, "place", 0), np.int64)[rows]
     if not place.any():
         return turn
-    # A receive from anyone has no place among those from one rank: of it nobody knows which other end is in this trace.
+    # A receive from any rank has no place among those from one rank: its other end may not be in this trace.
     placed = np.isin(channel, channel[place > 0])
     lonely = np.where(is_recv, turn - len(rows), turn - 2 * len(rows))
     return np.where(placed, np.where(place > 0, place, lonely), turn)
@@ -249,11 +301,11 @@ def _classes(table: EventTable, groups: Groups, first: Rows, ends: Rows) -> tupl
     """Return the class of each operation, as an index, and all classes."""
     counts, of_ends = np.diff(first), table.like[ends]
     like, classes = np.empty(len(counts), np.intp), list[OperationClass]()
-    for count in np.unique(counts).tolist():
-        mine = np.flatnonzero(counts == count)
-        keys = of_ends[first[mine][:, None] + np.arange(count)]
+    for ends_each in np.unique(counts).tolist():
+        rows = np.flatnonzero(counts == ends_each)
+        keys = of_ends[first[rows][:, None] + np.arange(ends_each)]
         number, examples = number_rows(*keys.T)
-        like[mine] = number + len(classes)
+        like[rows] = number + len(classes)
         for example in keys[examples].tolist():
             classes.append(_class_of([table.firsts[each] for each in example], groups))
     return like, classes

@@ -25,7 +25,7 @@ KNOWN = (*ALWAYS_RINGS, "all_reduce", "all_gather", "reduce_scatter")
 
 
 def schedule_of(call: Collective, ranks: int, wiring: Wiring) -> Schedule:
-    """The messages of one operation, of which `call` is one rank's; none, and why, where that was no ring."""
+    """Return the messages of one operation, of which `call` is one rank's; none, and why, where it was no ring."""
     family = family_of_op(call.op)
     if family not in KNOWN:
         return unknown(ReasonKind.NO_SCHEDULE, "NCCL", call.op)
@@ -62,7 +62,7 @@ def _of_channels(wiring: Wiring, chosen: set[tuple[int, ...]]) -> tuple[Ring, ..
 
 @lru_cache(maxsize=64)
 def _schedule(family: str, rings: tuple[Ring, ...], whole: int, root: int, *, inferred: bool) -> Schedule:
-    """Channels with the same ring are taken together."""
+    """Return the messages of all rings; channels with the same ring are one."""
     ranks = len(rings[0].order)
     # Of what every rank has a block, each channel has a share of each block.
     block = whole // ranks if family in ("all_gather", "reduce_scatter") else whole
@@ -79,7 +79,7 @@ def _schedule(family: str, rings: tuple[Ring, ...], whole: int, root: int, *, in
 
 
 def _messages(family: str, order: tuple[int, ...], start: int, length: int, block: int, root: int) -> Iterator[Send]:
-    """Those of one ring, which has `length` bytes of the data (of each block), from `start` on."""
+    """Yield the messages of one ring, which has `length` bytes of the data (of each block), from `start` on."""
     ranks = len(order)
     if family in ALWAYS_RINGS:
         # A broadcast goes from the root to the rank before it; a reduce from the rank after the root to it.

@@ -41,7 +41,7 @@ class PairSum(NamedTuple):
 def messages_of(operation: Operation) -> list[Message]:
     """Return the messages of one operation: its steps', else those of the backend's algorithm.
 
-    None where `why_unknown` has a reason.
+    The list is empty where `why_unknown` has a reason.
     """
     if operation.is_call:
         return [*_of_call(operation)]
@@ -126,7 +126,7 @@ def message_count(operation: Operation) -> int:
 
 
 def sums_of(operation: Operation) -> list[PairSum]:
-    """The messages of one operation; those of a schedule added up for each pair of ranks, without making them.
+    """Sum up the messages of one operation; those of a schedule for each pair of ranks, without making them.
 
     Of steps, RPC and services an entry for each message: there a pair may come several times.
     """
@@ -229,9 +229,9 @@ def _schedule(operation: Operation) -> Schedule:
 
 
 def _derived(one: Operation, times: TransferTimes, places: np.ndarray) -> MessageColumns:
-    """Each step takes an equal share of the transfer, which begins when the last rank has called.
+    """Return the messages of a schedule. Each step takes an equal share of the transfer from the last call on.
 
-    A rank that was done early had got all by then: what it needed is before, and so is what that needed.
+    A rank that was done early had received all by then: the messages that it needed are before that.
     """
     schedule = _schedule(one)
     sends = schedule.sends
@@ -276,9 +276,9 @@ def _derived(one: Operation, times: TransferTimes, places: np.ndarray) -> Messag
 
 
 def _latest(step: np.ndarray, src: np.ndarray, dst: np.ndarray, over: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The earliest end, by `over`, of the ranks that need each message, sent and received: from the last step back.
+    """Return the earliest end, by `over`, of the ranks that need each message, sent and received.
 
-    Needed is also what comes before in a rank's own order: it takes part in one step after the other.
+    A rank takes part in one step after the other, so its earlier messages are needed as well.
     """
     sent = np.empty((len(over), len(step)), np.int64)
     received = np.empty_like(sent)

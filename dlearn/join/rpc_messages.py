@@ -86,10 +86,15 @@ def with_rpc(met: OperationTable, exchanges: ExchangeTable) -> OperationTable:
     counts = 1 + (exchanges.received_ns[rows] != NONE)
     events = EndTable(exchanges, np.repeat(rows, counts))
     group, firsts = exchanges.groups
+    classes = []
+    for exchange in exchanges.made(firsts):
+        members = tuple(dict.fromkeys((exchange.src, exchange.dst)))
+        of_rpc = Group("rpc", "rpc", members, default=False)
+        classes.append(OperationClass(op=op_of(exchange), group=of_rpc))
     return dataclasses.replace(
         met,
         events=events,
-        classes=[*met.classes, *map(_class_of, exchanges.made(firsts))],
+        classes=[*met.classes, *classes],
         like=np.append(met.like, len(met.classes) + group[rows]),
         first=np.append(met.first, met.first[-1] + np.cumsum(counts)),
         end_row=np.append(met.end_row, np.arange(len(met.events), len(events))),
@@ -150,11 +155,6 @@ def _ends_like(exchanges: ExchangeTable, exchange: RpcExchange) -> tuple[RpcEnd,
 def _or(times: Column, others: Column) -> Column:
     """Return these times, or the others where they are not known."""
     return np.where((times == NONE) | (times == 0), others, times)
-
-
-def _class_of(exchange: RpcExchange) -> OperationClass:
-    members = tuple(dict.fromkeys((exchange.src, exchange.dst)))
-    return OperationClass(op=op_of(exchange), group=Group("rpc", "rpc", members, default=False))
 
 
 def op_of(exchange: RpcExchange) -> str:
@@ -240,7 +240,7 @@ def why_nothing_sent(exchange: RpcExchange) -> Reason | None:
 
 
 def _payload(packed: int | None, tensors: tuple[TensorInfo, ...]) -> int | None:
-    """Where it is not known how much C++ packed, the tensors alone; without tensors that is not 0, but unknown."""
+    """Return the tensors alone where it is not known how much C++ packed; without tensors None, not 0."""
     return None if packed is None and not tensors else (packed or 0) + bytes_of(tensors)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property, wraps
-from typing import Any, Self, TypeVar, overload
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -18,7 +18,6 @@ from dlearn.join.tables.operations import Operations
 from dlearn.shown import RankNames
 
 Kind = TypeVar("Kind", bound=Event)
-Other = TypeVar("Other", bound=Event)
 Answer = TypeVar("Answer")
 Asked = TypeVar("Asked", bound="Selection")
 
@@ -42,16 +41,7 @@ class Selection:
         assert isinstance(self.events, Events)
         return self.events
 
-    @overload
-    def of(self, kind: type[Kind], /) -> list[Kind]: ...
-
-    @overload
-    def of(self, kind: type[Kind], other: type[Other], /) -> list[Kind | Other]: ...
-
-    @overload
-    def of(self, *kinds: type[Event]) -> list[Any]: ...
-
-    def of(self, *kinds: type[Event]) -> list[Any]:
+    def of(self, *kinds: type[Kind]) -> list[Kind]:
         """Return the events of these classes, in the order of their start."""
         return self.rows.of(*kinds)
 

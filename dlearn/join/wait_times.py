@@ -13,14 +13,14 @@ from dlearn.join.tables.operation_table import Operation
 
 
 def waited_until_ns(operation: Operation, end: End) -> int | None:
-    """Until when this rank's part could not begin: the last rank's call. None where that did not come, or nobody knows.
+    """Return until when this rank waited: the last rank's call. None where that did not come, or is not known.
 
-    A rank that was done before the last one called has waited for nobody: its data went ahead into a buffer.
+    A rank that was done before the last one called did not wait: its data went ahead into a buffer.
     """
     if operation.is_call or operation.refused:
-        return end.start_ns  # Nobody is late: a callee begins when it is asked, and what is refused waits for nobody.
-    nobody_knows = operation.unseen or (isinstance(end, PointToPoint) and len(operation.ends) == 1)
-    if operation.missing or (nobody_knows and end.end_ns is None):
+        return end.start_ns  # A callee begins when it is asked, and what is refused waits for no rank.
+    may_be_unseen = operation.unseen or (isinstance(end, PointToPoint) and len(operation.ends) == 1)
+    if operation.missing or (may_be_unseen and end.end_ns is None):
         return None
     done_before = end.end_ns is not None and end.end_ns <= operation.last_arrival_ns
     return end.start_ns if done_before else operation.last_arrival_ns

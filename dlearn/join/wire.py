@@ -139,7 +139,10 @@ def _meter(process: Process, samples: Sequence[Counters], far: dict[tuple[int, i
 
 
 def _far_ends(processes: Sequence[Process]) -> dict[tuple[int, int], int]:
-    """(rank, id of a socket) -> the rank at its other end. A loopback address means another thing on each host."""
+    """Return the rank at the other end of each socket, by rank and the socket's id.
+
+    A loopback address means another thing on each host.
+    """
 
     def key(host: str, here: str, there: str) -> tuple[str, str, str]:
         return (host if here.startswith(("127.", "::1 ")) else "", here, there)

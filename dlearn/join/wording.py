@@ -87,7 +87,7 @@ def _fact_text(fact: Fact) -> str:
 
 
 def tensor_text(tensor: TensorInfo, dimensions: Sequence[int | str] = ()) -> str:
-    """ "float32[8, 3]"; with `dimensions` instead of its own "float32[B, 3]"."""
+    """Write "float32[8, 3]"; with `dimensions` instead of its own "float32[B, 3]"."""
     if tensor.dtype == PICKLED:
         return "Python object"
     sparse = "sparse " if tensor.sparse else ""
@@ -97,7 +97,7 @@ def tensor_text(tensor: TensorInfo, dimensions: Sequence[int | str] = ()) -> str
 
 @lru_cache  # Of a million calls only a few differ.
 def tensors_text(tensors: tuple[TensorInfo, ...]) -> str:
-    """ "float32[8, 3], int64[8]": the first few."""
+    """Write "float32[8, 3], int64[8]": the first few."""
     return first_few([tensor_text(each) for each in tensors], TENSORS_NAMED)
 
 
@@ -140,7 +140,7 @@ def reply_tensors(exchange: RpcExchange) -> tuple[TensorInfo, ...]:
 
 
 def request_text(exchange: RpcExchange, tensors: str) -> str:
-    """ "forward(float32[8, 3, 16, 16])", "gradient float32[8, 4, 16, 16]", "the autograd context ends"."""
+    """Write "forward(float32[8, 3])", "gradient float32[8, 4, 16, 16]", "the autograd context ends"."""
     call = exchange.call
     if call is not None:
         notes = [f"{each} arrives as a plain tensor, without its gradient" for each in call.detached]
@@ -153,7 +153,7 @@ def request_text(exchange: RpcExchange, tensors: str) -> str:
 
 
 def reply_text(exchange: RpcExchange, tensors: str) -> str:
-    """ "result of forward: float32[8, 10]", "ValueError, raised by forward", "understood"."""
+    """Write "result of forward: float32[8, 10]", "ValueError, raised by forward", "understood"."""
     call, reply, kind = exchange.call, exchange.reply, kind_of_reply(exchange)
     error = reply.error if reply is not None else call.error if call is not None and kind == "EXCEPTION" else ""
     if error:

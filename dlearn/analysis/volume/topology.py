@@ -11,7 +11,7 @@ from dlearn.events.event import Collective, TensorInfo
 from dlearn.events.wiring import Choice, Ring, Wiring
 from dlearn.join import nccl_rings
 from dlearn.join.ends import Group
-from dlearn.join.process_groups import join_groups
+from dlearn.join.matching import join_groups
 from dlearn.shown import Paragraph, RankNames, Result, Table, count_text, first_few
 from dlearn.trace import Trace
 

@@ -14,7 +14,7 @@ from dlearn.draw.canvas import points
 from dlearn.draw.palette import FAINT, SERIES, TO_ITSELF, ink_on
 from dlearn.draw.text import SMALLEST_PT, plain, text_width
 from dlearn.join.ends import Group
-from dlearn.join.process_groups import join_groups
+from dlearn.join.matching import join_groups
 from dlearn.shown import count_text
 from dlearn.trace import Trace
 

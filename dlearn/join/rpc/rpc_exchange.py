@@ -119,7 +119,7 @@ def kind_of_reply(exchange: RpcExchange) -> str:
         return REPLY_OF[FETCH]
     if call.flavour == "python":
         return "PYTHON_RET"
-    # Where nobody saw the result: a builtin hands its need of a gradient on.
+    # Where the result was not seen: a builtin hands its need of a gradient on.
     return REPLY_OF[FORWARD] if call.needs_grad and answer is None else "SCRIPT_RET"
 
 

@@ -217,7 +217,7 @@ def _backward(saw: Seen, requests: RequestMatcher, known: Workers) -> None:
 
 
 def _backward_in_cpp(saw: Seen, requests: RequestMatcher) -> None:
-    """Take, for each crossing of the forward pass without a gradient so far, a request back."""
+    """Take a request back for each crossing of the forward pass without a gradient so far."""
     ways: dict[int | None, Counter[tuple[int, int]]] = defaultdict(Counter)
     for exchange in requests.exchanges:
         call, reply = exchange.call, exchange.reply

@@ -1,1 +1,1 @@
-"""The three tables: events, operations, messages. Columns inside; values when somebody looks at them."""
+"""The three tables: events, operations, messages. Columns inside; values when they are looked at."""

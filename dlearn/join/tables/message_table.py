@@ -1,6 +1,6 @@
 """The table of messages: always one sender and one receiver, as columns of numbers.
 
-A row becomes a `Message` when somebody looks at it.
+A row becomes a `Message` when it is looked at.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """The table of operations: which events are their ends, and what operations with the same ends share.
 
-A row becomes an `Operation` when somebody looks at it; what is asked of a million is asked of the columns.
+A row becomes an `Operation` when it is looked at; questions about millions go to the columns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -22,7 +22,7 @@ from dlearn.join.wording import EVERY_PARAMETER, bucket_text, request_text, tens
 
 
 class BucketLabel(NamedTuple):
-    """What an all-reduce of DDP carries: a bucket, or a role."""
+    """What an all-reduce of DDP sends: a bucket, or a role; of other calls neither."""
 
     bucket: Bucket | None = None
     role: str = ""
@@ -205,7 +205,7 @@ class TransferTimes(NamedTuple):
 class OperationTable:
     """The ends of row i are the events in rows `end_row[first[i] : first[i + 1]]`: members by rank, a send before its
     recv. What it shares with others of such ends says `classes[like[i]]`. `missing` holds the ranks that never called
-    it; `bucket_labels` what DDP has it carry, by the row of an end.
+    it; `labels[label_of[row]]` is what DDP sends in the event of this row, and the first label is none.
     """
 
     events: EventTable
@@ -214,9 +214,12 @@ class OperationTable:
     first: Rows
     end_row: Rows
     missing: dict[int, tuple[int, ...]]
-    bucket_labels: Mapping[int, BucketLabel] = field(default_factory=dict)
+    labels: Sequence[BucketLabel] = (BucketLabel(),)
+    label_of: Rows = field(default_factory=lambda: np.empty(0, np.intp))
 
     def __post_init__(self) -> None:
+        # No event behind the recorded ones has a label.
+        self.label_of = np.append(self.label_of, np.zeros(len(self.events) - len(self.label_of), np.intp))
         self._made: list[Operation | None] = [None] * len(self.like)
 
     def __len__(self) -> int:
@@ -297,23 +300,14 @@ class OperationTable:
         alone = self.events.is_a(RpcEnd)[self.end_row[self.first[:-1]]]
         alone[self.outer[self.outer >= 0]] = True
         own = np.where(alone, np.arange(len(self)), -1)
-        labels = (self.over_ends(np.maximum, self._label), self.over_ends(np.minimum, self._label))
+        labels = (self.over_ends(np.maximum, self.label_of), self.over_ends(np.minimum, self.label_of))
         ended = (self.pending, self.failed, self.refused)
         return number_rows(self.like, absent, *ended, *labels, own)[0]
 
     @cached_property
-    def _label(self) -> Column:
-        """Return the same number for events that send the same bucket of DDP; 0 for none."""
-        numbers: dict[int, int] = {}
-        label = np.zeros(len(self.events), np.int64)
-        for row, sent in self.bucket_labels.items():
-            label[row] = numbers.setdefault(id(sent.bucket or sent.role), len(numbers) + 1)
-        return label
-
-    @cached_property
     def has_bucket_label(self) -> Mask:
         """Return which send a bucket of DDP, or something of its own."""
-        return self.over_ends(np.logical_or, self._label)
+        return self.over_ends(np.logical_or, self.label_of)
 
     @cached_property
     def start_ns(self) -> Column:
@@ -374,11 +368,9 @@ class OperationTable:
         return self.over_ends(np.logical_or, chosen)
 
     def labels_of(self, row: int) -> list[BucketLabel]:
-        """Return what the ends of one operation carry, as far as DDP has them carry something."""
-        if not self.bucket_labels:
-            return []
-        rows = self.end_row[self.first[row] : self.first[row + 1]].tolist()
-        return [self.bucket_labels[each] for each in rows if each in self.bucket_labels]
+        """Return what DDP sends in the ends of one operation."""
+        ends = self.end_row[self.first[row] : self.first[row + 1]]
+        return [self.labels[label] for label in self.label_of[ends].tolist()]
 
     def times(self, rows: Rows) -> TransferTimes:
         """Return the times of operations of as many ends each."""

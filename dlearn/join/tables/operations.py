@@ -34,7 +34,7 @@ class Calls:
     rank: Column
     start_ns: Column
     end_ns: Column
-    """NONE where nobody saw it."""
+    """NONE where it was not seen."""
     pending: Mask
     last_arrival_ns: Column
     """When the last rank called the operation: before this, the others wait."""
