@@ -19,7 +19,9 @@ def is_new(*columns: np.ndarray) -> Mask:
 def number_rows(*columns: np.ndarray) -> tuple[Rows, Rows]:
     """Return the same number for rows that are equal in all columns, and the first row of each number."""
     order = np.lexsort(columns[::-1])
-    new = is_new(*[column[order] for column in columns])
+    new = np.zeros(len(order), bool)
+    for column in columns:  # One after the other: a copy of each may be large.
+        new |= is_new(column[order])
     number = np.empty(len(order), np.intp)
     number[order] = np.cumsum(new) - 1
     return number, order[new]
