@@ -15,8 +15,7 @@ from ddp_claims.verdicts import Check, Claim, Result
 from dlearn import draw
 from dlearn.cluster import Cluster
 from dlearn.draw import canvas
-from dlearn.draw.palette import INK, SERIES
-from dlearn.draw.text import TEXT_PT
+from dlearn.draw.palette import INK, SERIES, TEXT_PT
 from dlearn.events.event import Bucket, Gradient, PhaseSpan
 from dlearn.lessons import digits, models
 from dlearn.recorder import span

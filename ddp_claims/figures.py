@@ -9,8 +9,7 @@ from matplotlib.axes import Axes
 
 from ddp_claims.samples import Samples
 from dlearn.draw import canvas
-from dlearn.draw.palette import FAINT, GRID, INK, LANE, SERIES
-from dlearn.draw.text import TEXT_PT, text_width, wrap
+from dlearn.draw.palette import FAINT, GRID, INK, LANE, SERIES, TEXT_PT, text_width, wrap
 from dlearn.lessons.charts import HEIGHT_IN
 
 _ROW_IN = 0.27

@@ -15,8 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ddp_claims.verdicts import Check, Claim, Result
 from dlearn.cluster import Cluster
 from dlearn.draw import canvas
-from dlearn.draw.palette import FAINT, INK, LANE, SERIES
-from dlearn.draw.text import TEXT_PT, plain, text_width
+from dlearn.draw.palette import FAINT, INK, LANE, SERIES, TEXT_PT, plain, text_width
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

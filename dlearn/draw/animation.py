@@ -6,11 +6,12 @@ Packets move from rank to rank; those of one step of an operation move together.
 from __future__ import annotations
 
 import io
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import accumulate, chain, groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -19,18 +20,22 @@ from matplotlib.patheffects import withStroke
 from PIL import Image
 
 from dlearn.analysis.replay import Change, StatePanel, Step, Walkthrough
-from dlearn.draw.arrows import draw_arrow
-from dlearn.draw.canvas import draw_boxes, write
-from dlearn.draw.layout.circle_layout import WIDTH, spots_of
-from dlearn.draw.palette import FAINT, HELD, INK, LANE, MISSING, SERIES, Color, look
-from dlearn.draw.text import cut, plain, wrap
+from dlearn.draw.canvas import draw_arrow, draw_boxes, write
+from dlearn.draw.palette import FAINT, HELD, INK, LANE, MISSING, SERIES, Color, cut, look, plain, wrap
+from dlearn.draw.traffic_graph import Pair, Point, hub_of, on_circle
 from dlearn.errors import DlearnError
 from dlearn.join.tables.message_table import Message
 from dlearn.shown import count_text, size_text
 
 MOST_FRAMES = 40
 _LAST_MS = 3000
-_WIDTH, _TOP, _BELOW = round(WIDTH), 84, 34
+WIDTH = 760.0
+"""Of the stage, in pixels."""
+_BOXES = ((4, 168.0, 104.0), (8, 124.0, 84.0), (16, 76.0, 62.0), (math.inf, 24.0, 18.0))
+"""For up to so many ranks: width and height of a box, in pixels."""
+_HEAD = 24.0
+"""Above a box, for its name."""
+_TOP, _BELOW = 84, 34
 _DPI = 72
 """So that a point is a pixel."""
 _TEXT_PX, _TITLE_PX = 12, 16
@@ -100,8 +105,8 @@ class Stage:
 
     def frame(self, steps: Sequence[Step], before: int, part: float) -> np.ndarray:
         """Draw steps that happen together, after `before` others, when `part` (0 to 1) is done."""
-        figure = Figure(figsize=(_WIDTH / _DPI, (_TOP + self.bottom) / _DPI), dpi=_DPI)
-        ax = figure.add_axes((0, 0, 1, 1), xlim=(0, _WIDTH), ylim=(self.bottom, -_TOP))
+        figure = Figure(figsize=(WIDTH / _DPI, (_TOP + self.bottom) / _DPI), dpi=_DPI)
+        ax = figure.add_axes((0, 0, 1, 1), xlim=(0, WIDTH), ylim=(self.bottom, -_TOP))
         ax.set_axis_off()
         after = before + len(steps)
         self._write_words(ax, steps, after)
@@ -125,16 +130,16 @@ class Stage:
                 self._draw_packet(ax, step, step.message, part)
         pixels = io.BytesIO()
         figure.savefig(pixels, format="rgba", dpi=_DPI)
-        return np.frombuffer(pixels.getvalue(), np.uint8).reshape(-1, _WIDTH, 4)[:, :, :3]
+        return np.frombuffer(pixels.getvalue(), np.uint8).reshape(-1, round(WIDTH), 4)[:, :, :3]
 
     def _write_words(self, ax: Axes, steps: Sequence[Step], after: int) -> None:
         title, sentence = plain(self.walk.title, most=300), steps[0].sentence
-        _write(ax, 12, 20 - _TOP, title, room=_WIDTH - 24, fontsize=_TITLE_PX, fontweight="bold")
+        _write(ax, 12, 20 - _TOP, title, room=WIDTH - 24, fontsize=_TITLE_PX, fontweight="bold")
         if steps[0].message is not None and len(steps) > 1:
             sentence = f"{len(steps)} messages at the same time. One of them: {sentence}"
-        lines = wrap(plain(sentence, most=400), _WIDTH - 24, size=_TEXT_PX)
+        lines = wrap(plain(sentence, most=400), WIDTH - 24, size=_TEXT_PX)
         for y, text in zip((44, 63), lines, strict=False):
-            _write(ax, 12, y - _TOP, text, room=_WIDTH - 24)
+            _write(ax, 12, y - _TOP, text, room=WIDTH - 24)
         progress = f"step {after} of {len(self.walk.steps)}"
         if self.left_out:
             progress += f"; {count_text(self.left_out, 'later step')} left out"
@@ -194,7 +199,7 @@ class Stage:
             _write(ax, x, y - half - 9, label, color=ink, **style)
 
 
-def _write(ax: Axes, x: float, y: float, text: str, *, room: float = _WIDTH, **more: Any) -> None:
+def _write(ax: Axes, x: float, y: float, text: str, *, room: float = WIDTH, **more: Any) -> None:
     """Write as much of the text as this room holds."""
     style: dict[str, Any] = {"fontsize": _TEXT_PX, "zorder": 8} | more
     write(ax, x, y, cut(text, room, size=style["fontsize"], bold="fontweight" in more), **style)
@@ -208,3 +213,47 @@ def _mark_of(rank: int, steps: Sequence[Step]) -> str:
         if step.message is None and step.rank == rank:
             return step.mark
     return ""
+
+
+class Spots(NamedTuple):
+    """The middle of each rank's box, the size of all boxes, and the height of all, in pixels."""
+
+    middles: dict[int, Point]
+    wide: float
+    high: float
+    height: float
+    in_row: bool
+
+    def wire(self, pair: Pair, pairs: Collection[Pair]) -> tuple[Point, Point]:
+        """From the rim of the sender's box to the receiver's; beside the middle where packets go both ways."""
+        (x, y), (to_x, to_y) = self.middles[pair[0]], self.middles[pair[1]]
+        far = math.dist((x, y), (to_x, to_y)) or 1.0
+        across, down = (to_x - x) / far, (to_y - y) / far
+        rim = min(self.wide / 2 / max(1e-6, abs(across)), self.high / 2 / max(1e-6, abs(down))) + 5
+        beside = 6.0 if pair[::-1] in pairs else 0.0
+        x, y = x - down * beside, y + across * beside
+        rim = min(rim, far / 2)
+        return (x + across * rim, y + down * rim), (x + across * (far - rim), y + down * (far - rim))
+
+
+def spots_of(ranks: Sequence[int], pairs: Collection[Pair]) -> Spots:
+    """Place ranks on a stage of WIDTH pixels, by who sends to whom in these pairs."""
+    _, wide, high = next(box for box in _BOXES if len(ranks) <= box[0])
+    hub = hub_of(ranks, pairs)
+    around = [rank for rank in ranks if rank != hub]
+    row = [around[0], hub, around[1]] if hub is not None and len(around) == 2 else [*ranks]
+    places = {rank: place for place, rank in enumerate(row)}
+    neighbours = bool(pairs) and all(abs(places[src] - places[dst]) == 1 for src, dst in pairs)
+    if len(row) <= 2 or (neighbours and len(row) <= 8):
+        gap = min(320.0, WIDTH / max(1, len(row)))
+        left = (WIDTH - gap * len(row)) / 2
+        middles = {rank: (left + gap * (place + 0.5), high / 2 + _HEAD) for rank, place in places.items()}
+        return Spots(middles, max(24.0, min(wide, gap - 90)), high, high + 2 * _HEAD, in_row=True)
+    apart = 8 if len(ranks) > 16 else 40
+    tall = max(0.32 * WIDTH, len(around) * (high + apart) / math.pi, high + 60 if hub is None else 2 * high + 130)
+    across, down = min(WIDTH / 2 - wide / 2 - 12, 1.5 * tall), tall / 2
+    center = WIDTH / 2, down + high / 2 + _HEAD
+    middles = {} if hub is None else {hub: center}
+    for rank, (right, up) in zip(around, on_circle(len(around)), strict=True):
+        middles[rank] = center[0] + across * right, center[1] - down * up
+    return Spots(middles, wide, high, max(y for _, y in middles.values()) + high / 2 + _HEAD, in_row=False)

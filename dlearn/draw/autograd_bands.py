@@ -1,9 +1,17 @@
-"""The graph of distributed autograd: a band per worker, and every gradient that crosses from one to another."""
+"""The graph of distributed autograd: a band per worker, columns in the direction of the backward pass.
+
+A gradient crosses straight up or down: its recv and its send share a column, and no other node is in its way. What
+leads to another worker is in the first row of its band, the nodes before parameters below. All lengths in points.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from graphlib import TopologicalSorter
+from heapq import heappop, heappush
 from typing import Any
 
 from matplotlib.artist import Artist
@@ -12,12 +20,9 @@ from matplotlib.patches import Patch, Rectangle
 
 from dlearn.analysis.rpc.networkx_graph import condense, graph_finding
 from dlearn.draw import canvas
-from dlearn.draw.arrows import draw_arrow
-from dlearn.draw.canvas import points
-from dlearn.draw.layout.circle_layout import Spot, curve, meets
-from dlearn.draw.layout.graph_layout import Layout, lay_out
-from dlearn.draw.palette import FAINT, INK, MISSING, STRIP, Color, look
-from dlearn.draw.text import TEXT_PT, cut, plain, text_width
+from dlearn.draw.canvas import draw_arrow, points
+from dlearn.draw.palette import FAINT, INK, MISSING, STRIP, TEXT_PT, Color, cut, look, plain, text_width
+from dlearn.draw.traffic_graph import Spot, curve, meets
 from dlearn.join.autograd_graph import AutogradGraph, Edge, Key, Node, contexts_with_graph, join_graph
 from dlearn.shown import first_few, size_text
 from dlearn.trace import Trace
@@ -31,6 +36,8 @@ _EDGE_PT = 9.0
 _PAD_PT = 7.0
 _WIDEST_PT = 90.0
 _CROSSING_IN, _MOST_CROSSINGS = 0.36, 40
+Cell = tuple[int, int, int]
+"""Band, column, row."""
 
 
 def autograd(trace: Trace, *, context: int | None = None, ax: Axes | None = None) -> Axes:
@@ -39,7 +46,8 @@ def autograd(trace: Trace, *, context: int | None = None, ax: Axes | None = None
     Where there is no room for its nodes, only what crosses: from the top, in the order in which it went.
     """
     whole = join_graph(trace, context)
-    left_in = canvas.left_margin_in([plain(trace.label(rank)) for rank in {node.key.rank for node in whole.nodes}])
+    ranks = {node.key.rank for node in whole.nodes}
+    left_in = canvas.left_margin_in(plain(trace.label(rank)) for rank in ranks)
     width = canvas.points_wide(ax, left_in=left_in)
     contexts = len(contexts_with_graph(trace)) if context is None else 1
     for graph in (whole, condense(whole)):
@@ -49,7 +57,10 @@ def autograd(trace: Trace, *, context: int | None = None, ax: Axes | None = None
             break
     else:
         return draw_crossings(trace, whole, contexts, ax)
-    bands = place_bands(layout)
+    bands, top = [], 4.0
+    for rows in layout.rows:
+        bands.append((top, top + rows * _ROW_PT + 8))
+        top = bands[-1][1] + _BETWEEN_PT
     height = bands[-1][1] + 4 if bands else 72.0
     ax = ax or canvas.new_axes(height_in=max(1.0, height / 72), left_in=left_in)
     if not whole.nodes:
@@ -94,7 +105,7 @@ def draw_crossings(trace: Trace, graph: AutogradGraph, contexts: int, ax: Axes |
     for y, wire in enumerate(graph.wires):
         start, end, label = place[wire.src.rank], place[wire.dst.rank], " ".join(wire_label(wire))
         _draw_wire(ax, wire, (start, y + 0.75), (end, y + (0.75 if start != end else 0.95)))
-        half = (text_width(label, size=TEXT_PT) / 2 + 2) / wide
+        half = (text_width(label) / 2 + 2) / wide
         middle = min(max((start + end) / 2, half - 0.5), len(place) - 0.5 - half)
         canvas.write(ax, middle, y + 0.4, label, on="white", ha="center", zorder=3, gid="wire label")
     held = first_few([f"{plain(trace.label(rank))} {count[rank]:,}" for rank in place], 8)
@@ -115,7 +126,7 @@ def place_columns(graph: AutogradGraph, layout: Layout, width: float) -> list[fl
         widths[column] = max(widths[column], _box_width(node))
     for wire in graph.wires:
         column = layout.cells[wire.src][1]
-        beside[column] = max(beside[column], *(text_width(line, size=TEXT_PT) + 12 for line in wire_label(wire)))
+        beside[column] = max(beside[column], *(text_width(line) + 12 for line in wire_label(wire)))
     middles = [_PAD_PT + widths[0] / 2]
     for i in range(1, layout.columns):
         middles.append(middles[-1] + max((widths[i - 1] + widths[i]) / 2 + _EDGE_PT, beside[i - 1]))
@@ -126,25 +137,16 @@ def place_columns(graph: AutogradGraph, layout: Layout, width: float) -> list[fl
     return [middle + i * more for i, middle in enumerate(middles)]
 
 
-def place_bands(layout: Layout) -> list[tuple[float, float]]:
-    """Return top and bottom of each band."""
-    bands, top = [], 4.0
-    for rows in layout.rows:
-        bands.append((top, top + rows * _ROW_PT + 8))
-        top = bands[-1][1] + _BETWEEN_PT
-    return bands
-
-
 def _box_width(node: Node) -> float:
-    return text_width(node_label(node), size=TEXT_PT) + 8
+    return text_width(node_label(node)) + 8
 
 
 def node_label(node: Node) -> str:
     """Return what a node does; if it collects a gradient, for what."""
     if node.short == "AccumulateGrad":
         shape = list(node.shapes[0]) if node.shapes else ""
-        return cut(plain(node.parameter or f"grad {shape}"), _WIDEST_PT, size=TEXT_PT)
-    return cut(plain(node.short), _WIDEST_PT, size=TEXT_PT)
+        return cut(plain(node.parameter or f"grad {shape}"), _WIDEST_PT)
+    return cut(plain(node.short), _WIDEST_PT)
 
 
 def wire_label(wire: Edge) -> list[str]:
@@ -216,3 +218,98 @@ def notes(whole: AutogradGraph, contexts: int) -> list[str]:
         shape, size = list(each.shape), size_text(each.payload_bytes)
         told.append(f"A gradient that repeats its numbers is sent without the repetitions: {shape} in {size}.")
     return told + [f"Incomplete: {problem}." for problem in whole.problems]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The cell of each node, and what stands how far apart."""
+
+    cells: dict[Key, Cell]
+    bands: tuple[int, ...]
+    rows: tuple[int, ...]
+    """Of each band."""
+
+    @property
+    def columns(self) -> int:
+        return 1 + max((column for _, column, _ in self.cells.values()), default=-1)
+
+
+def lay_out(graph: AutogradGraph) -> Layout:
+    """Give each node a cell, in the order of the backward pass."""
+    bands = tuple(sorted({node.key.rank for node in graph.nodes}))
+    grid = _Grid({rank: band for band, rank in enumerate(bands)})
+    following: dict[Key, list[Key]] = {node.key: [] for node in graph.nodes}
+    for edge in graph.edges:
+        following[edge.src].append(edge.dst)
+    to_send = {edge.src: edge.dst for edge in graph.wires}
+    waiting = Counter(edge.dst for edge in graph.edges)
+    column = {node.key: 0 for node in graph.nodes}
+    length, leads = _look_ahead(graph, following)
+    ready: list[tuple[int, int, int, Key]] = []
+    for node in graph.nodes:
+        if not waiting[node.key]:
+            heappush(ready, (0, -length[node.key], 0, node.key))
+    while ready:
+        first, _, _, key = heappop(ready)
+        if key in to_send:
+            column[key] = grid.cross(key, to_send[key], first)
+        elif key not in grid.cells:  # A send has come with its recv.
+            column[key] = grid.place(key, first, row=0 if leads[key] else 1)
+        for each in following[key]:
+            column[each] = max(column[each], column[key] + (to_send.get(key) != each))
+            waiting[each] -= 1
+            if not waiting[each]:
+                heappush(ready, (column[each], -length[each], grid.cells[key][2], each))
+    rows = [1] * len(bands)
+    for band, _, row in grid.cells.values():
+        rows[band] = max(rows[band], row + 1)
+    return Layout(grid.cells, bands, tuple(rows))
+
+
+class _Grid:
+    def __init__(self, band: Mapping[int, int]) -> None:
+        self.cells: dict[Key, Cell] = {}
+        self._band = band
+        self._taken: set[Cell] = set()
+        self._closed: set[tuple[int, int]] = set()
+        """Bands and columns that a gradient passes from top to bottom."""
+
+    def place(self, key: Key, column: int, *, row: int) -> int:
+        band = self._band[key.rank]
+        while (band, column) in self._closed:
+            column += 1
+        while (band, column, row) in self._taken:
+            row += 1
+        self._put(key, (band, column, row))
+        return column
+
+    def cross(self, recv: Key, send: Key, column: int) -> int:
+        """Put both into the first row. Down, it passes the rows below the recv; up, the rows below the send."""
+        top, bottom = sorted((self._band[recv.rank], self._band[send.rank]))
+        passed = range(top, bottom) if top != bottom else range(top, top + 1)
+        while (
+            any((band, column) in self._closed for band in range(top, bottom + 1))
+            or (bottom, column, 0) in self._taken
+            or any(at in passed and its == column for at, its, _ in self._taken)
+        ):
+            column += 1
+        self._closed.update((band, column) for band in passed)
+        self._put(recv, (self._band[recv.rank], column, 0))
+        self._put(send, (self._band[send.rank], column, 0 if top != bottom else 1))
+        return column
+
+    def _put(self, key: Key, cell: Cell) -> None:
+        self.cells[key] = cell
+        self._taken.add(cell)
+
+
+def _look_ahead(graph: AutogradGraph, following: Mapping[Key, list[Key]]) -> tuple[dict[Key, int], dict[Key, bool]]:
+    """Count the nodes that follow each; return whether a recv does, or more than one parameter."""
+    ends = {node.key for node in graph.nodes if node.short in ("send", "recv")}
+    length: dict[Key, int] = {}
+    leads: dict[Key, bool] = {}
+    for key in TopologicalSorter(following).static_order():  # What follows a node comes before it.
+        then = following[key]
+        length[key] = max((length[each] + 1 for each in then), default=0)
+        leads[key] = key in ends or len(then) > 1 or any(leads[each] for each in then)
+    return length, leads

@@ -19,9 +19,8 @@ from dlearn.analysis.ddp.overlap import Leg, critical_path
 from dlearn.analysis.ddp.step_clock import on_device
 from dlearn.analysis.ddp.training_steps import COMPUTED, training_steps
 from dlearn.draw.canvas import Box, draw_boxes, draw_lines, points, points_per_ms, write
-from dlearn.draw.layout.lanes import TOLERANCE
-from dlearn.draw.palette import FAINT, GRID, INK, LANE, MISSING, WAITING_HATCH, Color, Look, look
-from dlearn.draw.text import TEXT_PT, text_width
+from dlearn.draw.palette import FAINT, GRID, INK, LANE, MISSING, TEXT_PT, WAITING_HATCH, Color, Look, look, text_width
+from dlearn.draw.timeline_layout import TOLERANCE
 from dlearn.draw.timeline_model import BINS, THIN, Bar, TimelineModel, is_collective
 from dlearn.join.columns import disjoint, spread
 from dlearn.join.tables.operation_table import Operation
@@ -92,7 +91,7 @@ class CallBars(TimelineMark):
         if longest is not None:
             bar, left, until, _, top, bottom = longest
             time, at = time_text(bar.waited_ns), ((left + until) / 2, (top + bottom) / 2)
-            if text_width(time, size=TEXT_PT) + 12 < (until - left) * points_per_ms(ax):
+            if text_width(time) + 12 < (until - left) * points_per_ms(ax):
                 write(ax, *at, time, on=LANE, ha="center", zorder=6, gid="longest wait")
 
     def legend(self) -> list[Artist]:
@@ -341,7 +340,7 @@ def _label_bars(ax: Axes, placed: Sequence[PlacedBar]) -> None:
         inside, beside = (end - start) * scale - 6, (following - right) * scale - 6
         y = (top + bottom) / 2
         for label in labels:
-            width = text_width(label, size=TEXT_PT)
+            width = text_width(label)
             # The legend names its colour, or its name was said in this lane.
             named = bar.look != _CALL_BY_RPC or (bar.rank, label) in said
             if width <= inside:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import matplotlib.pyplot as plt
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection
+from matplotlib.lines import Line2D
+from matplotlib.patches import FancyArrowPatch, Patch
 from matplotlib.transforms import ScaledTranslation
 
 from dlearn.analysis.hanging.hang_detection import hangs
 from dlearn.analysis.hanging.roots import roots
-from dlearn.draw.palette import FAINT, INK, LANE, MISSING, Color
+from dlearn.draw import palette
+from dlearn.draw.palette import FAINT, INK, TEXT_PT, TITLE_PT, Color, cut_names, plain, text_width, wrap
 from dlearn.draw.save import Drawing, figure_of
-from dlearn.draw.text import TEXT_PT, TITLE_PT, cut_names, plain, text_width, wrap
 from dlearn.trace import Trace
 
 WIDTH_IN = 9.0
@@ -89,7 +91,7 @@ def frame(
     style: dict[str, Any] = {"fontsize": TITLE_PT, "fontweight": "bold", "color": INK, "parse_math": False}
     ax.set_title("\n".join(lines), loc="left", x=left / points(ax, 1.0, along="x"), **style)
     below = below_in + (_legend(ax, legend, left, width, below_in) if legend else 0)
-    for line in [part for note in notes for part in wrap(plain(note, most=400), width, size=TEXT_PT)]:
+    for line in [part for note in notes for part in wrap(plain(note, most=400), width)]:
         style = {"fontsize": TEXT_PT, "color": INK, "parse_math": False, "annotation_clip": False, "gid": "note"}
         style |= {"xycoords": "axes fraction", "textcoords": "offset points", "va": "top"}
         ax.annotate(line, (0, 0), (left, -below * _POINTS), **style)
@@ -114,7 +116,7 @@ def never_came(trace: Trace) -> list[int]:
 
 def in_red(trace: Trace) -> dict[str, Color]:
     """Return the names of these ranks, as `frame` marks them."""
-    return {plain(trace.label(rank)): MISSING for rank in never_came(trace)}
+    return {plain(trace.label(rank)): palette.MISSING for rank in never_came(trace)}
 
 
 def draw_message_instead(ax: Axes, sentence: str) -> Axes:
@@ -133,7 +135,7 @@ def describe(ax: Axes, *sentences: str) -> None:
 
 def _legend(ax: Axes, handles: Sequence[Artist], left: float, width: float, below_in: float) -> float:
     """Add the legend, and return its height in inches."""
-    widest = max(text_width(str(handle.get_label()), size=TEXT_PT) for handle in handles) + 3.8 * TEXT_PT
+    widest = max(text_width(str(handle.get_label())) for handle in handles) + 3.8 * TEXT_PT
     columns = max(1, min(len(handles), int(width / widest)))
     down = ScaledTranslation(left / _POINTS, -below_in, figure_of(ax).dpi_scale_trans)
     legend = ax.legend(
@@ -163,12 +165,12 @@ def names_on_top(ax: Axes, places: Sequence[float], names: Sequence[str], width:
 
     There is no scale at these axes: only names are left.
     """
-    upright = width < _NARROWEST_NAME_PT and any(text_width(name, size=TEXT_PT) > width - 4 for name in names)
+    upright = width < _NARROWEST_NAME_PT and any(text_width(name) > width - 4 for name in names)
     shown = cut_names(names, _NARROWEST_NAME_PT if upright else width - 4)
     ax.xaxis.tick_top()
     ax.set_xticks(places, shown, parse_math=False, rotation=90 if upright else 0)
     names_only(ax)
-    tallest = max(text_width(name, size=TEXT_PT) for name in shown) if upright else TEXT_PT * 1.4
+    tallest = max(text_width(name) for name in shown) if upright else TEXT_PT * 1.4
     return tallest / _POINTS + 0.08
 
 
@@ -187,7 +189,7 @@ def points_per_ms(ax: Axes) -> float:
 
 def left_margin_in(labels: Iterable[str]) -> float:
     """Return the inches that the longest of these labels needs at the left of the axes."""
-    return max((text_width(label, size=TEXT_PT) for label in labels), default=0.0) / _POINTS + 0.25
+    return max((text_width(label) for label in labels), default=0.0) / _POINTS + 0.25
 
 
 def draw_boxes(ax: Axes, boxes: Iterable[Box], **style: Any) -> None:
@@ -201,10 +203,28 @@ def draw_lines(ax: Axes, lines: Iterable[Sequence[tuple[float, float]]], **style
     ax.add_collection(LineCollection(list(lines), **style), autolim=False)
 
 
+def draw_arrow(
+    ax: Axes, start: tuple[float, float], end: tuple[float, float], *, how: str,
+    color: Color | None = None, **more: Any,
+) -> None:  # fmt: skip
+    """Draw an arrow from point to point; `more` as a FancyArrowPatch takes it."""
+    style: dict[str, Any] = {"arrowstyle": "-|>", "mutation_scale": 10, "linewidth": 1.0, "zorder": 4}
+    style |= {"linestyle": palette.LINES[how], "color": color or palette.line_color(how), "shrinkA": 0, "shrinkB": 0}
+    style |= {"connectionstyle": "arc3", "joinstyle": "miter"}
+    ax.add_patch(FancyArrowPatch(start, end, **style | more))
+
+
+def in_legend(how: str) -> Line2D:
+    """Return the legend's line for messages that are known in this way."""
+    return Line2D(
+        [], [], color=palette.line_color(how), linestyle=palette.LINES[how], linewidth=1, label=f"message, {how}"
+    )
+
+
 def draw_lanes(ax: Axes, bands: Iterable[tuple[float, float]]) -> None:
     """Draw a pale band over the whole width from each top to each bottom."""
     boxes = [(0.0, 1.0, top, bottom) for top, bottom in bands]
-    draw_boxes(ax, boxes, facecolor=LANE, zorder=0, transform=ax.get_yaxis_transform(), gid="lanes")
+    draw_boxes(ax, boxes, facecolor=palette.LANE, zorder=0, transform=ax.get_yaxis_transform(), gid="lanes")
 
 
 def names_only(ax: Axes) -> None:
@@ -228,3 +248,34 @@ def quiet(ax: Axes, scale: str = "", *, loc: Literal["left", "center"] = "center
     ax.spines["bottom"].set_color(FAINT)
     ax.tick_params(labelsize=TEXT_PT, colors=INK)
     ax.tick_params(axis="y", length=0)
+
+
+class Style(NamedTuple):
+    """How a bar looks, or a mark or a line, and what the legend calls it."""
+
+    label: str
+    color: Any
+    edge: Any = "none"
+    hatch: str = ""
+    line: Any = None
+    marker: str = ""
+
+    @property
+    def of_bar(self) -> dict[str, Any]:
+        colors = {"facecolor": self.color, "edgecolor": self.edge}
+        return {**colors, "hatch": self.hatch, "linewidth": 0.5}
+
+    def key(self) -> Artist:
+        """Return what the legend shows of it."""
+        if self.line is None and not self.marker:
+            return Patch(label=self.label, **self.of_bar)
+        size = 7 if self.marker == "|" else 4
+        line = Line2D([], [], color=self.color, marker=self.marker, markersize=size)
+        line.set(linestyle=self.line or "none", label=self.label)
+        return line
+
+
+def legend_of(ax: Axes, styles: Mapping[Any, Style], named: Container[Any] = ()) -> list[Artist]:
+    """Explain what is drawn, by its gid; but not what is `named` in the picture."""
+    drawn = {artist.get_gid() for artist in (*ax.patches, *ax.collections, *ax.lines)}
+    return [style.key() for gid, style in styles.items() if gid in drawn and gid not in named]

@@ -13,8 +13,7 @@ from matplotlib.patches import Patch
 from dlearn.analysis.volume.rank_memory import PARTS, RankMemory, rank_memory, textbook, total_bytes
 from dlearn.draw import canvas
 from dlearn.draw.canvas import points, write
-from dlearn.draw.palette import FAINT, INK, look
-from dlearn.draw.text import TEXT_PT, cut, plain, text_width
+from dlearn.draw.palette import FAINT, INK, TEXT_PT, cut, look, plain, text_width
 from dlearn.events.memory_held import MemoryHeld
 from dlearn.shown import count_text, first_few, size_text
 from dlearn.trace import Trace
@@ -53,8 +52,8 @@ def memory(trace: Trace, *, ax: Axes | None = None) -> Axes:
     most = max(max(total_bytes(each), sum(textbook(each).values())) for each in shown)
     tops = [_GAP_IN + place * (_LANE_IN + _GAP_IN) for place in range(len(lanes))]
     ax.set(xlim=(0, last * (1 + 3 * _BAR)), ylim=(height, 0))
-    room = points(ax, 1 / (1 + 3 * _BAR), along="x") - text_width("textbook", size=TEXT_PT)
-    names = [cut(label, room, size=TEXT_PT) for label in labels]
+    room = points(ax, 1 / (1 + 3 * _BAR), along="x") - text_width("textbook")
+    names = [cut(label, room) for label in labels]
     ax.set_yticks([top - _NAME_IN for top in tops], names, parse_math=False, fontsize=TEXT_PT, color=INK, ha="left")
     canvas.draw_lanes(ax, [(top, top + _LANE_IN) for top in tops])
     for top, ranks in zip(tops, lanes.values(), strict=True):

@@ -18,8 +18,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dlearn.draw.palette import LINE_AT_NIGHT, ON_COLOR, ON_SHADE, at_night, shade_at_night
-from dlearn.draw.text import plain
+from dlearn.draw.palette import LINE_AT_NIGHT, ON_COLOR, ON_SHADE, at_night, plain, shade_at_night
 from dlearn.errors import DlearnError
 
 # What each format would write of the moment or the version it was made with.

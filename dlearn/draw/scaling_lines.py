@@ -12,8 +12,7 @@ from dlearn.analysis.costs.scaling import Scaling, ScalingLine
 from dlearn.analysis.costs.scaling import scaling as scaling_of
 from dlearn.draw import canvas
 from dlearn.draw.canvas import points
-from dlearn.draw.palette import FAINT, GRID, INK, LINES, SERIES
-from dlearn.draw.text import TEXT_PT, cut, plain, text_width
+from dlearn.draw.palette import FAINT, GRID, INK, LINES, SERIES, TEXT_PT, cut, plain, text_width
 from dlearn.shown import count_text, size_text
 from dlearn.trace import Trace
 
@@ -99,7 +98,7 @@ def label_axes(ax: Axes, told: Scaling, top: float) -> None:
     right = max(told.sizes)
     wide, shown = (1 - _WIDEST_LABEL) * points(ax, 1.0, along="x") / right, [0]
     for size in told.sizes:
-        if size and (size - shown[-1]) * wide > text_width(f"{size:,}", size=TEXT_PT) + 6:
+        if size and (size - shown[-1]) * wide > text_width(f"{size:,}") + 6:
             shown.append(size)
     ax.set(xlim=(0, right / (1 - _WIDEST_LABEL)), ylim=(0, top))
     ax.set_xticks(shown, [f"{size:,}" for size in shown], fontsize=TEXT_PT, color=INK)
@@ -124,7 +123,7 @@ def label_lines(ax: Axes, families: Sequence[Family], right: float) -> None:
     for place in reversed(range(len(heights))):
         heights[place] = min(heights[place], most - (len(heights) - 1 - place) * _LABEL_PT)
     for family, height in zip(by_height, heights, strict=True):
-        text = "\n".join(cut(plain(line, most=90), room, size=TEXT_PT) for line in family.label.split("\n"))
+        text = "\n".join(cut(plain(line, most=90), room) for line in family.label.split("\n"))
         ax.annotate(
             text, (right, 0), (12, height), textcoords="offset points", va="center", fontsize=TEXT_PT,
             color=INK, parse_math=False, annotation_clip=False, gid="label",

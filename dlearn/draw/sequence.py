@@ -19,11 +19,9 @@ from dlearn.analysis.replay.steps import ProgramParts
 from dlearn.analysis.telling.explanations import problem_sentences
 from dlearn.analysis.telling.repeats import repeats
 from dlearn.draw import canvas, sequence_labels
-from dlearn.draw.arrows import draw_arrow, in_legend
-from dlearn.draw.canvas import points, write
-from dlearn.draw.palette import FAINT, INK, LANE, MISSING, line_color, look
+from dlearn.draw.canvas import draw_arrow, in_legend, points, write
+from dlearn.draw.palette import FAINT, INK, LANE, MISSING, cut, line_color, look, plain, text_width
 from dlearn.draw.sequence_labels import Block, BlockBuilder, Lifelines, MessageArrow
-from dlearn.draw.text import TEXT_PT, cut, plain, text_width
 from dlearn.join.joining import operations
 from dlearn.join.operation_messages import message_count, messages_of
 from dlearn.join.tables.operations import Operations
@@ -93,7 +91,7 @@ def _draw_bands(ax: Axes, rows: Rows) -> None:
         names = [name for name in (step if cycle is None and step != last else "", phase) if name]
         last = step
         for place, name in enumerate(names[-max(1, int(y - top)) :]):
-            shown = cut(plain(name), (_LEFT_IN - 0.35) * 72, size=TEXT_PT)
+            shown = cut(plain(name), (_LEFT_IN - 0.35) * 72)
             down = top + 0.4 + 0.7 * place
             write(ax, -0.08 * inch, down, shown, transform=ax.get_yaxis_transform(), ha="right", color=FAINT)
 
@@ -110,8 +108,8 @@ def _draw_block(ax: Axes, block: Block, y: float) -> None:
     if block.heads:
         left, size = block.over[0] - 0.4, count * column_pt - 4
         room = size - (left + 0.5) * column_pt
-        fitting = (head for head in block.heads if text_width(head, size=TEXT_PT) <= room)
-        head = next(fitting, None) or cut(block.heads[-1], room, size=TEXT_PT)
+        fitting = (head for head in block.heads if text_width(head) <= room)
+        head = next(fitting, None) or cut(block.heads[-1], room)
         write(ax, left, y + 0.4, head, color=MISSING if block.stuck else INK, zorder=5, **_PAPER)
     at = y + block.heights[0]
     for row, height in zip(block.rows, block.heights[1:], strict=False):
@@ -124,7 +122,7 @@ def _draw_block(ax: Axes, block: Block, y: float) -> None:
         style |= {"edgecolor": MISSING if block.stuck else look(block.op).line}
         style |= {"linewidth": 1.2 if block.stuck else 0.6}
         ax.add_patch(Rectangle((left, at + 0.1), right - left, 0.8, **style))
-        text = cut(block.bar, (right - left) * column_pt - 8, size=TEXT_PT)
+        text = cut(block.bar, (right - left) * column_pt - 8)
         write(ax, (left + right) / 2, at + 0.5, text, ha="center", zorder=5)
 
 
@@ -151,7 +149,7 @@ def _draw_times(ax: Axes, cycle: Cycle, top: float, bottom: float) -> None:
     ax.add_line(Line2D(*bracket, transform=ax.get_yaxis_transform(), color=INK, linewidth=1, clip_on=False))
     room = (bottom - top) * _ROW_IN * 72 + 6
     told = f"× {cycle.times:,} steps" if cycle.steps else ""
-    told = told if told and text_width(told, size=TEXT_PT) <= room else f"× {cycle.times:,}"
+    told = told if told and text_width(told) <= room else f"× {cycle.times:,}"
     upright: dict[str, Any] = {"rotation": 90, "ha": "right", "va": "center"}
     write(ax, x - 0.04 * inch, (top + bottom) / 2, told, transform=ax.get_yaxis_transform(), **upright)
 
@@ -229,9 +227,11 @@ def rows_of(trace: Trace, width_pt: float) -> Rows:
 def _rows(trace: Trace, width_pt: float, *, few: bool, steps: bool) -> Rows:
     shown, lines = operations(trace), sequence_labels.lifelines(trace, once=not few)
     tags = {one.tag for one, _ in shown.group_sizes() if one.sender is not None}
+    calls = shown.at(np.flatnonzero(shown.table.is_call[shown.rows]))
+    sent = [message for call in calls for message in messages_of(call)]
     builder = BlockBuilder(
         trace, lines, width_pt / max(1, len(lines.names)), steps=steps, tagged=len(tags) > 1,
-        control=_control_count(trace) <= _FEW_CONTROL,
+        control=sum(message.control for message in sent) <= _FEW_CONTROL,
     )  # fmt: skip
     built: list[Block | None] = [None] * len(shown)
     for one, places in shown.groups():
@@ -242,13 +242,6 @@ def _rows(trace: Trace, width_pt: float, *, few: bool, steps: bool) -> Rows:
     whole = Rows(lines, tuple(Cycle((block,)) for block in blocks), merged=not steps)
     whole = whole if few else _cut(lines, fold(blocks, most_rows=MOST_ROWS))
     return replace(whole, not_drawn=builder.counts, bytes_not_drawn=builder.sizes)
-
-
-def _control_count(trace: Trace) -> int:
-    """Count the control messages of RPC and of services."""
-    shown = operations(trace)
-    calls = shown.at(np.flatnonzero(shown.table.is_call[shown.rows]))
-    return sum(each.control for one in calls for each in messages_of(one))
 
 
 def _in_steps(trace: Trace, shown: Operations, built: Sequence[Block | None]) -> list[Block]:

@@ -11,7 +11,7 @@ from dlearn.analysis.findings import pairs_text, sizes_text, stuck_reasons
 from dlearn.analysis.telling.explanations import NAMES_SHOWN
 from dlearn.analysis.volume.flows import flows
 from dlearn.analysis.volume.rank_classes import rank_classes
-from dlearn.draw.text import TEXT_PT, cut, plain, text_width
+from dlearn.draw.palette import cut, plain, text_width
 from dlearn.draw.timeline_model import ranks_shown
 from dlearn.join.ends import payload_bytes
 from dlearn.join.joining import operations
@@ -148,10 +148,10 @@ class BlockBuilder:
         after = f" {size_text(message.payload_bytes)}".rstrip()
         after += f", tag {operation.tag}" if self.tagged and operation.tag is not None else ""
         room = max(_LONGEST_LABEL_PT, columns * self.column_pt - 8)
-        room = min(room, len(self.lines.names) * self.column_pt - 8) - text_width(before + after, size=TEXT_PT)
+        room = min(room, len(self.lines.names) * self.column_pt - 8) - text_width(before + after)
         names = [plain(name, most=120) for name in _message_names(operation, message)]
-        shown = next((name for name in names if text_width(name, size=TEXT_PT) <= room), None)
-        return f"{before}{shown or cut(names[-1], room, size=TEXT_PT)}{after}".strip()
+        shown = next((name for name in names if text_width(name) <= room), None)
+        return f"{before}{shown or cut(names[-1], room)}{after}".strip()
 
     def _middle(self, src: int, dst: int, label: str) -> float:
         """Return the middle of the arrow, moved so that the label stays inside of the picture."""
@@ -159,7 +159,7 @@ class BlockBuilder:
         return min(max((src + dst) / 2, half - 0.5), max(last + 0.5 - half, last / 2))
 
     def _half(self, label: str) -> float:
-        return (text_width(label, size=TEXT_PT) / 2 + 3) / self.column_pt
+        return (text_width(label) / 2 + 3) / self.column_pt
 
     def _of_pairs(self, operation: Operation) -> Block | None:
         steps = self._steps(operation)

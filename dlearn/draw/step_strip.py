@@ -13,10 +13,8 @@ from matplotlib.colors import LinearSegmentedColormap
 from dlearn.analysis.ddp.step_times import RunStep, RunSteps, step_times
 from dlearn.analysis.telling.explanations import network_sentences
 from dlearn.draw import canvas
-from dlearn.draw.canvas import draw_boxes, write
-from dlearn.draw.palette import BYTE_SHADES, COUNTED, FAINT, INK, MISSING, WAITED_FOR
-from dlearn.draw.step_bars import Style, legend
-from dlearn.draw.text import TEXT_PT, plain
+from dlearn.draw.canvas import Style, draw_boxes, legend_of, write
+from dlearn.draw.palette import BYTE_SHADES, COUNTED, FAINT, INK, MISSING, TEXT_PT, WAITED_FOR, plain
 from dlearn.shown import count_text, time_text
 from dlearn.trace import Trace
 
@@ -156,7 +154,7 @@ def _legend(ax: Axes, found: RunSteps) -> list[Artist]:
     what = "waits" if found.waits_seen else "took"
     shades = {0.25: f"{what} {quarter}", 0.5: half, 1.0: f"{full}: {whole}"}
     cells = [Style(label, _SHADES(share)).key() for share, label in shades.items()]
-    return cells + legend(ax, _STYLES)
+    return cells + legend_of(ax, _STYLES)
 
 
 def _notes(found: RunSteps, columns: Sequence[Column]) -> list[str]:

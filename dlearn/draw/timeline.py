@@ -15,13 +15,11 @@ from dlearn.analysis.findings import hang_finding, traffic_finding
 from dlearn.analysis.telling.explanations import network_sentences, problem_sentences
 from dlearn.analysis.volume.traffic import traffic
 from dlearn.draw import canvas
-from dlearn.draw.arrows import MOST_ARROWS, draw_arrow, in_legend
 from dlearn.draw.call_marks import CallBars, CriticalPath, Outcomes, TimelineMark, Utilization, Waits, legend_key
-from dlearn.draw.canvas import Box, points_per_ms
-from dlearn.draw.layout.lanes import SPAN_IN, STRIP_IN, height_in
-from dlearn.draw.palette import FAINT, INK, LANE, STRIP, WORKS
+from dlearn.draw.canvas import Box, draw_arrow, in_legend, points_per_ms
+from dlearn.draw.palette import FAINT, INK, LANE, STRIP, WORKS, plain, text_width
 from dlearn.draw.step_strip import steps
-from dlearn.draw.text import TEXT_PT, plain, text_width
+from dlearn.draw.timeline_layout import MOST_ARROWS, SPAN_IN, STRIP_IN, height_in
 from dlearn.draw.timeline_model import MOST_SPAN_ROWS, THIN, Bar, TimelineModel, stem_of, wait_text
 from dlearn.shown import count_text
 from dlearn.trace import Trace
@@ -93,7 +91,7 @@ class Spans(TimelineMark):
                 boxes.append((left, right, top, bottom))
                 colors.append(behind)
             name = plain(span.name, most=30)
-            if text_width(name, size=TEXT_PT) + margin < (right - left) * scale:
+            if text_width(name) + margin < (right - left) * scale:
                 middle = (left + right) / 2
                 canvas.write(ax, middle, line, name, on=behind, pad=pad, ha="center", zorder=6, clip_on=True)
         canvas.draw_boxes(ax, boxes, facecolors=colors, edgecolor=FAINT, linewidth=0.4, zorder=1, gid="works")

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
@@ -14,11 +14,9 @@ from dlearn.analysis.findings import absent_texts, hang_finding, stuck_reasons
 from dlearn.analysis.replay.local_activity import spans_without_calls
 from dlearn.analysis.volume.flows import count_messages
 from dlearn.draw import canvas
-from dlearn.draw.arrows import arrows_of
 from dlearn.draw.canvas import width_in
-from dlearn.draw.layout.lanes import Lane, depths, lane_groups, rows_for, stack
-from dlearn.draw.palette import SERIES, WORKS, Look, look
-from dlearn.draw.text import plain
+from dlearn.draw.palette import SERIES, WORKS, Look, look, plain
+from dlearn.draw.timeline_layout import Lane, arrows_of, depths, lane_groups, rows_for, stack
 from dlearn.events.event import NOT_OBSERVED, Collective, Gradient, Span
 from dlearn.events.event_table import NONE
 from dlearn.join.ends import End, payload_bytes
@@ -44,14 +42,6 @@ THIN = 0.3
 _MOST_NAMED = 4
 """Ranks that have their spans' names each."""
 State = Literal["ended", "failed", "stuck", "not observed", "absent"]
-
-
-class SpanRow(NamedTuple):
-    """A span, its row in its lane, and the shade of its box; a span with calls has a bracket."""
-
-    span: Span
-    row: int
-    shade: int | None
 
 
 class TimelineModel:
@@ -118,15 +108,16 @@ class TimelineModel:
         for place, span in enumerate(spans):
             if (span.rank, span.number) in works:
                 own[place] = stems.index(stem_of(span)) % len(WORKS)
-        self.spans = list(map(SpanRow, spans, rows_for(times, range(len(spans))), own))
+        self.spans = list(zip(spans, rows_for(times, range(len(spans))), own, strict=True))
+        """Spans, each with its row in its lane and the shade of its box; one with calls has a bracket."""
 
     @cached_property
     def lanes(self) -> dict[int, Lane]:
         """Return the lane of each rank; spans need no room for bars where nothing is called."""
         rows = depths((bar.rank, bar.row) for bar in self.bars)
         if not len(self.calls):
-            rows = {each.span.rank: 0 for each in self.spans}
-        above = depths((each.span.rank, each.row) for each in self.spans if each.row < MOST_SPAN_ROWS)
+            rows = {span.rank: 0 for span, _, _ in self.spans}
+        above = depths((span.rank, row) for span, row, _ in self.spans if row < MOST_SPAN_ROWS)
         strips = {gradient.rank for gradient in self.gradients}
         return stack([*self.groups], rows=rows, spans=above, strips=strips)
 

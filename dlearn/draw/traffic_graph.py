@@ -1,12 +1,18 @@
-"""The traffic graph: an arrow from each rank to each rank that it sends to, with the bytes written beside it."""
+"""The traffic graph: an arrow from each rank to each rank that it sends to, with the bytes written beside it.
+
+Ranks are on an ellipse, clockwise from the top; one that takes part in every arrow is in the middle. All lengths are
+points, and y grows upwards.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
-from typing import Any
+from itertools import chain, combinations
+from typing import Any, NamedTuple
 
+import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
@@ -16,16 +22,16 @@ from dlearn import analysis
 from dlearn.analysis.findings import hang_finding, pair_sentences, traffic_finding
 from dlearn.analysis.volume.traffic import Traffic
 from dlearn.draw import canvas
-from dlearn.draw.arrows import in_legend
-from dlearn.draw.canvas import points
-from dlearn.draw.layout import circle_layout as circle
-from dlearn.draw.layout.circle_layout import NODE_PT, Pair, Spot
-from dlearn.draw.palette import INK, LANE, LINES, MISSING, Color, line_color, look
-from dlearn.draw.text import cut_names
+from dlearn.draw.canvas import Box, in_legend, points
+from dlearn.draw.palette import INK, LANE, LINES, MISSING, TEXT_PT, Color, cut_names, line_color, look, text_width
 from dlearn.draw.traffic_matrix import draw_matrix
 from dlearn.draw.traffic_matrix import notes as traffic_notes
 from dlearn.shown import count_text, size_text
 from dlearn.trace import Trace
+
+Pair = tuple[int, int]
+"""Sender and receiver."""
+Point = tuple[float, float]
 
 MOST_RANKS, MOST_ARROWS = 24, 60
 """More of them cannot be told apart in a circle: a matrix shows them."""
@@ -35,6 +41,30 @@ _WIDEST_NAME_PT = 90.0
 _THINNEST_PT, _THICKEST_PT, _EQUAL_PT = 0.6, 2.4, 1.2
 _ALIKE = 1.05
 """Bytes that differ by less look equal: a ring's pieces are rounded."""
+_NODE_PT, _PAD_PT = 19.0, 9.0
+_OUTSIDE_PT = 24.0
+"""Room around the ellipse for labels."""
+_LABEL_PT = 1.25 * TEXT_PT
+_APART_PT, _BESIDE_PT = 3.0, 3.5
+_BEND = 0.22
+_LONGEST_PT = 250.0
+"""Between two ranks that stand side by side."""
+_FLATTEST = 1.75
+_ALONG = (50, 42, 58, 34, 66, 27, 73, 20, 80)
+"""Percent of an arrow, the best position for its label first."""
+
+
+class Spot(NamedTuple):
+    """The middle of a box, half of its width, and its height."""
+
+    middle: Point
+    half: float
+    height: float = _NODE_PT
+
+    def box(self, room: float = 0.0) -> Box:
+        """Return its edges, with `room` around it."""
+        (x, y), half, height = self
+        return x - half - room, x + half + room, y - height / 2 - room, y + height / 2 + room
 
 
 @dataclass(frozen=True)
@@ -61,7 +91,7 @@ def traffic_graph(trace: Trace, *, ax: Axes | None = None) -> Axes:
     arrows = arrows_of(sent)
     pairs = [arrow.pair for arrow in arrows]
     ranks = sorted({*sent.ranks, *chain.from_iterable(pairs)})
-    height = circle.height_pt(ranks, pairs)
+    height = height_pt(ranks, pairs)
     if not ranks:
         ax = ax or canvas.new_axes(height_in=height / 72, left_in=0.15)
         return canvas.draw_message_instead(ax, "This trace holds no process.")
@@ -70,8 +100,8 @@ def traffic_graph(trace: Trace, *, ax: Axes | None = None) -> Axes:
         return draw_matrix(trace, sent, ax, f"{many}: too many for arrows, so a matrix as of draw.traffic.")
     size = (canvas.points_wide(ax, left_in=0.15), height if ax is None else points(ax, 1.0, along="y"))
     names = dict(zip(ranks, cut_names([sent.labels[rank] for rank in ranks], _WIDEST_NAME_PT), strict=True))
-    places = circle.place_ranks(names, pairs, size)
-    if circle.have_no_room(places.values()):
+    places = place_ranks(names, pairs, size)
+    if any(_overlap(one.box(), other.box()) for one, other in combinations(places.values(), 2)):
         why = "No room for a circle of these ranks, so a matrix as of draw.traffic."
         return draw_matrix(trace, sent, ax, why)
     ax = ax or canvas.new_axes(height_in=height / 72, left_in=0.15)
@@ -81,8 +111,8 @@ def traffic_graph(trace: Trace, *, ax: Axes | None = None) -> Axes:
     ax.set_axis_off()
     boxes = draw_boxes(ax, places, names)
     for arrow in arrows:
-        draw_flow(ax, arrow, places, boxes, circle.bend_of(arrow.pair, pairs))
-    labels = circle.place_labels({arrow.pair: arrow.label for arrow in arrows}, places, size)
+        draw_flow(ax, arrow, places, boxes, bend_of(arrow.pair, pairs))
+    labels = place_labels({arrow.pair: arrow.label for arrow in arrows}, places, size)
     if labels is None:
         write_sums(ax, sent, places)
     for pair, (x, y) in (labels or {}).items():
@@ -119,8 +149,8 @@ def draw_boxes(ax: Axes, places: Mapping[int, Spot], names: Mapping[int, str]) -
     boxes: dict[int, Patch] = {}
     for rank, ((x, y), half, _) in places.items():
         style: dict[str, Any] = {"facecolor": LANE, "edgecolor": INK, "linewidth": 0.8, "zorder": 3}
-        round_box, corner = "round,pad=0,rounding_size=6", (x - half, y - NODE_PT / 2)
-        boxes[rank] = FancyBboxPatch(corner, 2 * half, NODE_PT, boxstyle=round_box, gid=f"rank {rank}", **style)
+        round_box, corner = "round,pad=0,rounding_size=6", (x - half, y - _NODE_PT / 2)
+        boxes[rank] = FancyBboxPatch(corner, 2 * half, _NODE_PT, boxstyle=round_box, gid=f"rank {rank}", **style)
         ax.add_patch(boxes[rank])
         canvas.write(ax, x, y, names[rank], on=LANE, pad=0.5, zorder=4, ha="center")
     return boxes
@@ -143,7 +173,7 @@ def write_sums(ax: Axes, sent: Traffic, places: Mapping[int, Spot]) -> None:
     """Write what each rank sends in all outside of it: the arrows are too many for their numbers."""
     middle = points(ax, 0.5, along="y")
     for rank, ((x, y), _, _) in places.items():
-        away = NODE_PT / 2 + 8
+        away = _NODE_PT / 2 + 8
         at, text = y + (away if y > middle + 1 else -away), size_text(sent.bytes_from(rank=rank))
         canvas.write(ax, x, at, text, on="white", pad=0.5, zorder=4, ha="center")
 
@@ -171,3 +201,105 @@ def notes(sent: Traffic, arrows: Sequence[Arrow], *, labelled: bool) -> list[str
     if own:
         told.append(f"To themselves, and not drawn: {', '.join(own[:8])}{', ...' if own[8:] else ''}.")
     return told + traffic_notes(sent)
+
+
+def on_circle(count: int) -> list[Point]:
+    """Return points on a circle of radius 1, clockwise from the top: to the right, and up."""
+    turns = [2 * math.pi * number / count for number in range(count)]
+    return [(math.sin(turn), math.cos(turn)) for turn in turns]
+
+
+def height_pt(ranks: Sequence[int], pairs: Sequence[Pair]) -> float:
+    """Return the height at which so many ranks can be read."""
+    around = len(ranks) - (hub_of(ranks, pairs) is not None)
+    return 56.0 if len(ranks) < 2 else 110.0 if around <= 2 else min(150.0 + 30.0 * around, 430.0)
+
+
+def hub_of(ranks: Sequence[int], pairs: Collection[Pair]) -> int | None:
+    """Return the rank that sends or receives in every pair, if there are two or more others."""
+    found = [rank for rank in ranks if all(rank in pair for pair in pairs)]
+    return found[0] if len(ranks) > 2 and len({*pairs}) > 1 and len(found) == 1 else None
+
+
+def place_ranks(names: Mapping[int, str], pairs: Sequence[Pair], size: Point) -> dict[int, Spot]:
+    """Place each rank in axes of this width and height."""
+    halves = {rank: text_width(name) / 2 + _PAD_PT for rank, name in names.items()}
+    hub = hub_of(list(names), pairs)
+    around = [rank for rank in names if rank != hub]
+    center = size[0] / 2, size[1] / 2
+    places = {} if hub is None else {hub: Spot(center, halves[hub])}
+    wide, high = size[0] / 2 - max(halves.values()) - _PAD_PT, size[1] / 2 - _NODE_PT / 2 - _OUTSIDE_PT
+    if len(around) == 1:
+        offsets = [(0.0, 0.0)]
+    elif len(around) == 2:
+        wide = min(wide, _LONGEST_PT if hub is not None else _LONGEST_PT / 2)
+        offsets = [(-1.0, 0.0), (1.0, 0.0)]
+    else:
+        wide = min(wide - 2 * _OUTSIDE_PT, _FLATTEST * high)
+        circle = on_circle(len(around))
+        lowest = min(up for _, up in circle)  # Three ranks leave the lowest quarter of their circle empty.
+        offsets = [(across, (2 * up - 1 - lowest) / (1 - lowest)) for across, up in circle]
+    for rank, (across, up) in zip(around, offsets, strict=True):
+        places[rank] = Spot((center[0] + wide * across, center[1] + high * up), halves[rank])
+    return places
+
+
+def bend_of(pair: Pair, pairs: Collection[Pair]) -> float:
+    """Return the `rad` of matplotlib's `arc3`: to the right of its direction, where another comes back."""
+    return _BEND if pair[::-1] in pairs else 0.0
+
+
+def place_labels(labels: Mapping[Pair, str], places: Mapping[int, Spot], size: Point) -> dict[Pair, Point] | None:
+    """Return the middle of each arrow's label, clear of all others; None if they have no room."""
+    curves = {}
+    for src, dst in labels:
+        rad = bend_of((src, dst), labels)
+        curves[src, dst] = curve(places[src].middle, places[dst].middle, rad=rad)
+    taken = [place.box() for place in places.values()]
+    found: dict[Pair, Point] = {}
+    # Short arrows have the least choice.
+    for pair in sorted(labels, key=lambda pair: math.dist(places[pair[0]].middle, places[pair[1]].middle)):
+        half = text_width(labels[pair]) / 2
+        others = [points for other, points in curves.items() if other != pair]
+        center = size[0] / 2, size[1] / 2
+        for x, y in _beside(curves[pair], 2 * half, center=center, bent=pair[::-1] in labels):
+            box = Spot((x, y), half + _APART_PT, _LABEL_PT).box()
+            inside = min(box) >= 0 and box[1] <= size[0] and box[3] <= size[1]
+            if inside and not any(_overlap(box, each) for each in taken) and not meets(box, others):
+                found[pair] = x, y
+                taken.append(box)
+                break
+        else:
+            return None
+    return found
+
+
+def curve(start: Point, end: Point, *, rad: float) -> np.ndarray:
+    """Return 101 points along matplotlib's `arc3`, a Bézier curve with one control point; y grows upwards."""
+    dx, dy = end[0] - start[0], end[1] - start[1]
+    control = (start[0] + end[0]) / 2 + rad * dy, (start[1] + end[1]) / 2 - rad * dx
+    t = np.linspace(0, 1, 101)[:, np.newaxis]
+    points: np.ndarray = (1 - t) ** 2 * start + 2 * t * (1 - t) * control + t**2 * end
+    return points
+
+
+def meets(box: Box, curves: Sequence[np.ndarray]) -> bool:
+    """Return whether one of these curves goes through the box."""
+    points = np.reshape(curves, (-1, 2))
+    return bool(((points > box[::2]) & (points < box[1::2])).all(axis=1).any())
+
+
+def _beside(points: np.ndarray, width: float, *, center: Point, bent: bool) -> Iterator[Point]:
+    """Yield places for a label, the best first: outside of a bend, outside of the circle, in the arrow's middle."""
+    for at in _ALONG:
+        across = points[at + 1] - points[at - 1]
+        # To the right hand of who goes along it.
+        normal = np.array([across[1], -across[0]]) / (np.hypot(*across) or 1.0)
+        outwards = 1 if bent or normal @ (points[at] - center) >= 0 else -1
+        away = outwards * (np.abs(normal) @ (width / 2, _LABEL_PT / 2) + _BESIDE_PT) * normal
+        for x, y in (points[at] + away, points[at] - away):
+            yield float(x), float(y)
+
+
+def _overlap(one: Box, other: Box) -> bool:
+    return one[0] < other[1] and other[0] < one[1] and one[2] < other[3] and other[2] < one[3]

@@ -11,10 +11,9 @@ from matplotlib.colors import LinearSegmentedColormap
 from dlearn import analysis
 from dlearn.analysis.findings import hang_finding, pair_sentences, traffic_finding, wire_finding
 from dlearn.analysis.volume.traffic import Matrix, Traffic, WireTraffic
-from dlearn.draw import canvas
+from dlearn.draw import canvas, palette
 from dlearn.draw.canvas import points
-from dlearn.draw.palette import BYTE_SHADES, FAINT, INK, LANE, ON_SHADE, TO_ITSELF, black_or_white
-from dlearn.draw.text import SMALLEST_PT, TEXT_PT, plain, text_width
+from dlearn.draw.palette import FAINT, INK, SMALLEST_PT, TEXT_PT, plain, text_width
 from dlearn.errors import DlearnError
 from dlearn.shown import Scale, size_text, three_digits, unit_of
 from dlearn.trace import Trace
@@ -25,7 +24,7 @@ _TALLEST_IN = 9.0
 _SUM = 1.15
 """Width of the column of sums and height of the row of sums, in cells."""
 _MOST_NAMES = 24
-_SHADES = LinearSegmentedColormap.from_list("bytes", BYTE_SHADES)
+_SHADES = LinearSegmentedColormap.from_list("bytes", palette.BYTE_SHADES)
 
 Bytes = Literal["payload", "predicted", "measured"]
 _BYTES: dict[Bytes, Callable[[Trace], Traffic | WireTraffic]] = {
@@ -87,7 +86,7 @@ def _margin(count: int) -> float:
 def _shade(sent: Matrix, src: int, dst: int) -> str | tuple[float, float, float]:
     size = sent.sizes.get((src, dst), 0)
     if not size:
-        return TO_ITSELF if src == dst else LANE
+        return palette.TO_ITSELF if src == dst else palette.LANE
     red, green, blue, _ = _SHADES(size / max(sent.sizes.values()))
     return red, green, blue
 
@@ -146,8 +145,8 @@ def _size_that_fits(ax: Axes, sent: Matrix, text: Callable[[int], str]) -> float
     """Return the largest font size up to the usual one at which each number fits its cell."""
     wide, high = (points(ax, 1.0, along=axis) / (len(sent.ranks) + _margin(len(sent.ranks))) for axis in ("x", "y"))
     sums = [sent.total_bytes, *(size for side in _sums(sent) for size in side)]
-    cells = [text_width(text(size), size=TEXT_PT) / (wide - 4) for size in (0, *sent.sizes.values())]
-    beside = [text_width(text(size), size=TEXT_PT, bold=True) / (_SUM * wide - 4) for size in sums]
+    cells = [text_width(text(size)) / (wide - 4) for size in (0, *sent.sizes.values())]
+    beside = [text_width(text(size), bold=True) / (_SUM * wide - 4) for size in sums]
     return min(TEXT_PT, TEXT_PT / max(*cells, *beside), high / 1.3) if wide > 4 else 0.0
 
 
@@ -158,7 +157,7 @@ def _write_all(ax: Axes, sent: Matrix, text: Callable[[int], str], size: float) 
         for column, dst in enumerate(sent.ranks):
             sent_bytes = sent.sizes.get((src, dst), 0)
             if src != dst or (src, dst) in sent.sizes:
-                ink = black_or_white(_shade(sent, src, dst), ON_SHADE) if sent_bytes else FAINT
+                ink = palette.black_or_white(_shade(sent, src, dst), palette.ON_SHADE) if sent_bytes else FAINT
                 shown = text(sent_bytes) if sent_bytes else "·"
                 canvas.write(ax, column + 0.5, row + 0.5, shown, color=ink, **style)
     beside = count + _SUM / 2
@@ -185,7 +184,7 @@ def label_sides(ax: Axes, sent: Matrix, wanted: Collection[int]) -> float:
     ax.set_ylabel("from", y=1 - count / 2 / (count + margin), fontsize=TEXT_PT, color=INK)
     above_in = canvas.names_on_top(ax, places, [*names, "sent in all"], wide)
     first = ax.get_xticklabels()[0]
-    name_pt = TEXT_PT if first.get_rotation() else text_width(first.get_text(), size=TEXT_PT)
+    name_pt = TEXT_PT if first.get_rotation() else text_width(first.get_text())
     beside = max(0.0, name_pt - points(ax, 1 / (count + margin), along="x")) / 2
     style: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "color": INK}
     ax.annotate("to:", (0, 1), (-6 - beside, 3), ha="right", va="bottom", fontsize=TEXT_PT, **style)

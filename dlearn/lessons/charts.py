@@ -12,8 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from dlearn.draw import canvas
-from dlearn.draw.palette import GRID, INK, LINES, SERIES
-from dlearn.draw.text import TEXT_PT, TITLE_PT, plain, text_width, wrap
+from dlearn.draw.palette import GRID, INK, LINES, SERIES, TEXT_PT, TITLE_PT, plain, text_width, wrap
 
 HEIGHT_IN = 2.9
 _MARKERS = "os^DvP"

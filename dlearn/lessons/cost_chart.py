@@ -14,8 +14,7 @@ from matplotlib.lines import Line2D
 
 from dlearn.analysis.costs.bandwidth import speed_text
 from dlearn.draw import canvas
-from dlearn.draw.palette import FAINT, GRID, INK, LINES, SERIES
-from dlearn.draw.text import TEXT_PT, text_width
+from dlearn.draw.palette import FAINT, GRID, INK, LINES, SERIES, TEXT_PT, text_width
 from dlearn.errors import DlearnError
 from dlearn.lessons.trees_and_rings import (
     ALGORITHMS,

@@ -18,9 +18,8 @@ from matplotlib.patches import Patch
 from dlearn.analysis import iteration, reconcile
 from dlearn.cluster import Cluster
 from dlearn.draw import canvas
-from dlearn.draw.palette import COUNTED, INK, LINES, look
+from dlearn.draw.palette import COUNTED, INK, LINES, TEXT_PT, look, text_width
 from dlearn.draw.save import closed_after, png_of
-from dlearn.draw.text import TEXT_PT, text_width
 from dlearn.errors import DlearnError, SetupError, optional
 from dlearn.lessons import split
 from dlearn.lessons.split import Size

@@ -7,8 +7,8 @@ from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
 from dlearn.analysis.replay import Change, StatePanel, Step, Walkthrough
-from dlearn.draw.layout.circle_layout import WIDTH, Spots, spots_of
-from dlearn.draw.layout.graph_layout import lay_out
+from dlearn.draw.animation import WIDTH, Spots, spots_of
+from dlearn.draw.autograd_bands import lay_out
 from dlearn.draw.palette import GRADIENT, NODE, SERIES, WORK, look
 from dlearn.events.printable import printable
 from dlearn.join.autograd_graph import AutogradGraph

@@ -1,1 +1,0 @@
-"""Where the nodes of a graph stand: on a circle, or in bands and columns."""
