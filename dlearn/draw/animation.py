@@ -119,7 +119,7 @@ class Stage:
             color = MISSING if red else INK if pair in used else _AT_REST
             wire = self.spots.wire(pair, self.pairs)
             draw_arrow(ax, *wire, how="observed", color=color, linewidth=1.5)
-        panel = self._board(after)
+        panel = self._panel(after)
         held = self.walk.held(panel, after if part == 1.0 else before) if panel else {}
         for rank in self.ranks:
             color = MISSING if rank in absent else INK if rank in chain(*used) else FAINT
@@ -145,8 +145,8 @@ class Stage:
             progress += f"; {count_text(self.left_out, 'later step')} left out"
         _write(ax, 12, self.bottom - 16, progress, color=FAINT)
 
-    def _board(self, after: int) -> StatePanel | None:
-        """Find the board of the operation under way, or else of the next one."""
+    def _panel(self, after: int) -> StatePanel | None:
+        """Return the panel of the operation under way, or else of the next one."""
         panels = {panel.title: panel for panel in self.walk.panels}
         for step in (*reversed(self.walk.steps[:after]), *self.walk.steps[after:]):
             for change in step.changes:
@@ -225,7 +225,7 @@ class Spots(NamedTuple):
     in_row: bool
 
     def wire(self, pair: Pair, pairs: Collection[Pair]) -> tuple[Point, Point]:
-        """From the rim of the sender's box to the receiver's; beside the middle where packets go both ways."""
+        """Return both ends of an arrow, at the rims; beside the middle if packets go both ways."""
         (x, y), (to_x, to_y) = self.middles[pair[0]], self.middles[pair[1]]
         far = math.dist((x, y), (to_x, to_y)) or 1.0
         across, down = (to_x - x) / far, (to_y - y) / far

@@ -82,10 +82,10 @@ def autograd(trace: Trace, *, context: int | None = None, ax: Axes | None = None
         draw_edge(ax, edge, boxes)
     for node in graph.nodes:
         draw_node(ax, node, boxes[node.key], graph)
-    told = ["To the right is the direction of the backward pass; distances are no times.", *notes(whole, contexts)]
+    notes = ["To the right is the direction of the backward pass; distances are no times.", *_notes(whole, contexts)]
     if len(graph.nodes) < len(whole.nodes):
-        told.append(f"Drawn as one box: nodes that only one other leads to ({len(whole.nodes):,} nodes in all).")
-    return canvas.frame(ax, title=graph_finding(whole), legend=legend(graph), notes=told, above_in=0.05, below_in=0.1)
+        notes.append(f"Drawn as one box: nodes that only one other leads to ({len(whole.nodes):,} nodes in all).")
+    return canvas.frame(ax, title=graph_finding(whole), legend=legend(graph), notes=notes, above_in=0.05, below_in=0.1)
 
 
 def draw_crossings(trace: Trace, graph: AutogradGraph, contexts: int, ax: Axes | None) -> Axes:
@@ -110,9 +110,8 @@ def draw_crossings(trace: Trace, graph: AutogradGraph, contexts: int, ax: Axes |
         canvas.write(ax, middle, y + 0.4, label, on="white", ha="center", zorder=3, gid="wire label")
     held = first_few([f"{plain(trace.label(rank))} {count[rank]:,}" for rank in place], 8)
     room = f"Only what crosses, in the order it went: there is no room for {len(graph.nodes):,} nodes ({held})."
-    return canvas.frame(
-        ax, title=graph_finding(graph), notes=[room, *notes(graph, contexts)], above_in=above_in, below_in=0.1
-    )
+    title, notes = graph_finding(graph), [room, *_notes(graph, contexts)]
+    return canvas.frame(ax, title=title, notes=notes, above_in=above_in, below_in=0.1)
 
 
 def place_columns(graph: AutogradGraph, layout: Layout, width: float) -> list[float] | None:
@@ -211,13 +210,13 @@ def legend(graph: AutogradGraph) -> list[Artist]:
     return [Patch(facecolor=face, edgecolor=INK, ls=line, label=label) for there, face, line, label in kinds if there]
 
 
-def notes(whole: AutogradGraph, contexts: int) -> list[str]:
-    told = [f"The last of {contexts:,} contexts that have a graph."] if contexts > 1 else []
+def _notes(whole: AutogradGraph, contexts: int) -> list[str]:
+    notes = [f"The last of {contexts:,} contexts that have a graph."] if contexts > 1 else []
     sent = [each for wire in whole.wires for each in wire.tensors]
     for each in [each for each in sent if each.payload_bytes < each.logical_bytes][:1]:
         shape, size = list(each.shape), size_text(each.payload_bytes)
-        told.append(f"A gradient that repeats its numbers is sent without the repetitions: {shape} in {size}.")
-    return told + [f"Incomplete: {problem}." for problem in whole.problems]
+        notes.append(f"A gradient that repeats its numbers is sent without the repetitions: {shape} in {size}.")
+    return notes + [f"Incomplete: {problem}." for problem in whole.problems]
 
 
 @dataclass(frozen=True)

@@ -101,11 +101,10 @@ class CallBars(TimelineMark):
         return [legend_key(each.family + more, each.color, each.ink, each.hatch) for each in families.values()]
 
     def notes(self, ax: Axes) -> list[str]:
-        notes = []
-        if any(ranks[1:] for ranks in self.model.groups.values()):
-            within = f"each call within {TOLERANCE:.0%} of the picture's width of their median"
-            notes.append(f"Alike: ranks that call the same, {within}; the nearest to it is drawn.")
-        return notes
+        if not any(ranks[1:] for ranks in self.model.groups.values()):
+            return []
+        within = f"each call within {TOLERANCE:.0%} of the picture's width of their median"
+        return [f"Alike: ranks that call the same, {within}; the nearest to it is drawn."]
 
 
 class Utilization(TimelineMark):

@@ -96,8 +96,8 @@ def frame(
         style |= {"xycoords": "axes fraction", "textcoords": "offset points", "va": "top"}
         ax.annotate(line, (0, 0), (left, -below * _POINTS), **style)
         below += TEXT_PT * _LINE / _POINTS
-    told = [f"Legend: {'; '.join(str(handle.get_label()) for handle in legend)}."] if legend else []
-    describe(ax, str(ax.get_label()), *told, *notes)
+    key = [f"Legend: {'; '.join(str(handle.get_label()) for handle in legend)}."] if legend else []
+    describe(ax, str(ax.get_label()), *key, *notes)
     if grows:
         grows.framed = True
         # By what stands above and below the axes, which keep their own size.

@@ -67,7 +67,7 @@ def memory(trace: Trace, *, ax: Axes | None = None) -> Axes:
     canvas.quiet(ax, "ms from the first change shown")
     ax.tick_params(axis="y", pad=0)
     legend = [Patch(facecolor=_COLORS[part], label=name) for part, name in PARTS.items() if _any_of(shown, part)]
-    return canvas.frame(ax, title=found.finding, legend=legend, notes=notes(shown, len(alike) - len(lanes)))
+    return canvas.frame(ax, title=found.finding, legend=legend, notes=_notes(shown, len(alike) - len(lanes)))
 
 
 def _alike(found: RankMemory) -> dict[tuple[int, ...], list[int]]:
@@ -121,13 +121,13 @@ def draw_models(ax: Axes, model: int, last: float, bottom: float, scale: float, 
         write(ax, last * (1 + 2 * _BAR), y, f"{times} P", ha="left", color=FAINT)
 
 
-def notes(shown: Sequence[MemoryHeld], left_out: int) -> list[str]:
+def _notes(shown: Sequence[MemoryHeld], left_out: int) -> list[str]:
     sizes = sorted({each.model for each in shown})
-    told = [f"P is a model's parameters: {first_few([size_text(size) for size in sizes], 3)}."]
+    notes = [f"P is a model's parameters: {first_few([size_text(size) for size in sizes], 3)}."]
     if _any_of(shown, "buckets"):
-        told.append("DDP's buckets are derived, a place for each gradient; all else is counted.")
+        notes.append("DDP's buckets are derived, a place for each gradient; all else is counted.")
     if _any_of(shown, "activations"):
-        told.append("Activations are what autograd keeps for the backward pass; the textbook says nothing of them.")
+        notes.append("Activations are what autograd keeps for the backward pass; the textbook says nothing of them.")
     if left_out:
-        told.append(f"{count_text(left_out, 'more lane')} not drawn, of ranks that hold less.")
-    return told
+        notes.append(f"{count_text(left_out, 'more lane')} not drawn, of ranks that hold less.")
+    return notes

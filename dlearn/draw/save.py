@@ -77,7 +77,7 @@ def svg_of(picture: Axes | Figure) -> str:
     figure = figure_of(picture)
     # A hundredth of a point is enough: of the 160 kB of a picture with hatches a third goes.
     short = _PATH.sub(lambda path: _HUNDREDTHS.sub(r"\1", path[0]), _content(figure, ".svg").decode())
-    svg = _told(short, finding_of(figure), description_of(figure))
+    svg = _described(short, finding_of(figure), description_of(figure))
     return svg.replace("</style>", f"{_night(svg)}</style>", 1) if isinstance(figure, Drawing) else svg
 
 
@@ -117,12 +117,12 @@ def html_of(figure: Figure) -> str:
     """Return the figure as an image, whose ids clash with no other, and which pages without inline SVG show too."""
     svg = svg_of(figure)
     width_pt = float(svg.split('width="', 1)[1].split("pt", 1)[0])
-    told = html.escape(f"{finding_of(figure)}. {description_of(figure)}")
+    text = html.escape(f"{finding_of(figure)}. {description_of(figure)}")
     # All drawings of a notebook have the same scale, also those that fill only a part of their figure.
     share = min(100, width_pt / figure.get_figwidth() / 0.72)
     width = f"width:{share:.0f}%;max-width:{_WIDEST * width_pt / 0.75:.0f}px"
     return (
-        f'<style>{_THEMES}</style><img class="dlearn-drawing" alt="{told}" style="display:block;{width}"'
+        f'<style>{_THEMES}</style><img class="dlearn-drawing" alt="{text}" style="display:block;{width}"'
         f' src="data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}">'
     )
 
@@ -157,7 +157,7 @@ def description_of(figure: Figure) -> str:
     return plain(" ".join(str(ax.get_label()) for ax in figure.axes if ax.get_label()), most=_MOST)
 
 
-def _told(svg: str, title: str, description: str) -> str:
+def _described(svg: str, title: str, description: str) -> str:
     """Return the svg as one image with a name and a description for screen readers (W3C, SVG-AAM)."""
     # Several svgs may stand in one page: ids that differ where the texts do.
     key = hashlib.sha256(f"{title}\n{description}".encode()).hexdigest()[:12]

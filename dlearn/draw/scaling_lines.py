@@ -49,40 +49,40 @@ class Family:
 
 def scaling(runs: Mapping[int, Trace] | Scaling, *, ax: Axes | None = None) -> Axes:
     """Draw payload bytes over the size: a line for all messages of one slope, and one for those that do not depend."""
-    told = runs if isinstance(runs, Scaling) else scaling_of(runs)
+    costs = runs if isinstance(runs, Scaling) else scaling_of(runs)
     ax = ax or canvas.new_axes(height_in=_HEIGHT_IN, left_in=0.85)
-    families = families_of(told)
-    if not told.growing:
-        return canvas.draw_message_instead(ax, f"{told.finding}.")
+    families = families_of(costs)
+    if not costs.growing:
+        return canvas.draw_message_instead(ax, f"{costs.finding}.")
     canvas.describe(ax, "The payload of a message over the size.", *(family.label for family in families))
-    top = 1.08 * max(line.at(max(told.sizes)) for line in told.growing)
-    drawn = [family for family in families if not family.flat or family.at(max(told.sizes)) <= top]
+    top = 1.08 * max(line.at(max(costs.sizes)) for line in costs.growing)
+    drawn = [family for family in families if not family.flat or family.at(max(costs.sizes)) <= top]
     for family in drawn:
-        draw_family(ax, family, told)
-    label_axes(ax, told, top)
-    label_lines(ax, drawn, max(told.sizes))
-    left = len(told.lines) - sum(len(family.lines) for family in families)
+        draw_family(ax, family, costs)
+    label_axes(ax, costs, top)
+    label_lines(ax, drawn, max(costs.sizes))
+    left = len(costs.lines) - sum(len(family.lines) for family in families)
     notes = ["Dashed: slope × size + constant. Points: what the runs sent."]
     notes += [f"Above this picture: {' '.join(family.label.split())}." for family in families if family not in drawn]
     notes += [f"Not drawn: {count_text(left, 'message')} of a smaller slope, or packed by C++."] if left else []
-    return canvas.frame(ax, title=told.finding, notes=notes, below_in=0.5)
+    return canvas.frame(ax, title=costs.finding, notes=notes, below_in=0.5)
 
 
-def families_of(told: Scaling) -> list[Family]:
+def families_of(costs: Scaling) -> list[Family]:
     """Group lines by slope, the steepest first; last those that do not grow."""
     alike: dict[tuple[float, bool], list[ScalingLine]] = {}
-    for line in told.growing:
+    for line in costs.growing:
         alike.setdefault((line.slope, line.exact), []).append(line)
     steepest = sorted(alike.values(), key=lambda lines: -lines[0].slope)[:_MOST_LINES]
     found = [Family(tuple(lines), color) for lines, color in zip(steepest, SERIES, strict=False)]
-    flat = tuple(line for line in told.lines if line.known and not line.varies)
+    flat = tuple(line for line in costs.lines if line.known and not line.varies)
     return [*found, Family(flat, FAINT, flat=True)] if flat else found
 
 
-def draw_family(ax: Axes, family: Family, told: Scaling) -> None:
+def draw_family(ax: Axes, family: Family, costs: Scaling) -> None:
     """Draw the derived line dashed, as in every picture, and what the runs sent as points."""
     what = "constant" if family.flat else family.lines[0].what
-    ends = [0.0, float(max(told.sizes))]
+    ends = [0.0, float(max(costs.sizes))]
     style: dict[str, Any] = {"color": family.color, "linewidth": 1.6, "linestyle": LINES["derived"]}
     ax.plot(ends, [family.at(each) for each in ends], gid=f"line {what}", **style)
     measured = [line.payload_bytes for line in family.lines]
@@ -90,14 +90,14 @@ def draw_family(ax: Axes, family: Family, told: Scaling) -> None:
         measured = [tuple(sum(column) for column in zip(*measured, strict=True))]
     for payloads in measured:
         style = {"color": family.color, "markeredgecolor": INK, "markeredgewidth": 0.7, "markersize": 5.5}
-        ax.plot(told.sizes, payloads, "o", zorder=3, clip_on=False, gid=f"measured {what}", **style)
+        ax.plot(costs.sizes, payloads, "o", zorder=3, clip_on=False, gid=f"measured {what}", **style)
 
 
-def label_axes(ax: Axes, told: Scaling, top: float) -> None:
+def label_axes(ax: Axes, costs: Scaling, top: float) -> None:
     """Draw a tick at each size that was run, where there is room for it."""
-    right = max(told.sizes)
+    right = max(costs.sizes)
     wide, shown = (1 - _WIDEST_LABEL) * points(ax, 1.0, along="x") / right, [0]
-    for size in told.sizes:
+    for size in costs.sizes:
         if size and (size - shown[-1]) * wide > text_width(f"{size:,}") + 6:
             shown.append(size)
     ax.set(xlim=(0, right / (1 - _WIDEST_LABEL)), ylim=(0, top))

@@ -24,7 +24,6 @@ from dlearn.draw.palette import FAINT, INK, LANE, MISSING, cut, line_color, look
 from dlearn.draw.sequence_labels import Block, BlockBuilder, Lifelines, MessageArrow
 from dlearn.join.joining import operations
 from dlearn.join.operation_messages import message_count, messages_of
-from dlearn.join.tables.operations import Operations
 from dlearn.shown import count_text, size_text
 from dlearn.trace import Trace
 
@@ -148,31 +147,31 @@ def _draw_times(ax: Axes, cycle: Cycle, top: float, bottom: float) -> None:
     bracket = [x + 0.05 * inch, x, x, x + 0.05 * inch], [top, top, bottom, bottom]
     ax.add_line(Line2D(*bracket, transform=ax.get_yaxis_transform(), color=INK, linewidth=1, clip_on=False))
     room = (bottom - top) * _ROW_IN * 72 + 6
-    told = f"× {cycle.times:,} steps" if cycle.steps else ""
-    told = told if told and text_width(told) <= room else f"× {cycle.times:,}"
+    text = f"× {cycle.times:,} steps" if cycle.steps else ""
+    text = text if text and text_width(text) <= room else f"× {cycle.times:,}"
     upright: dict[str, Any] = {"rotation": 90, "ha": "right", "va": "center"}
-    write(ax, x - 0.04 * inch, (top + bottom) / 2, told, transform=ax.get_yaxis_transform(), **upright)
+    write(ax, x - 0.04 * inch, (top + bottom) / 2, text, transform=ax.get_yaxis_transform(), **upright)
 
 
 def _notes(trace: Trace, rows: Rows) -> list[str]:
-    told = problem_sentences(trace, canvas.MOST_PROBLEMS)
-    told += ["Downwards is the order of sending, step by step; distances are no times. The thicker, the more bytes."]
+    notes = problem_sentences(trace, canvas.MOST_PROBLEMS)
+    notes += ["Downwards is the order of sending, step by step; distances are no times. The thicker, the more bytes."]
     if any(arrow.wraps for arrow in rows.arrows):
-        told.append("The ring is closed: the arrow that leaves at one side comes in at the other.")
+        notes.append("The ring is closed: the arrow that leaves at one side comes in at the other.")
     if rows.merged and any(arrow.count > 1 for arrow in rows.arrows):
-        told.append("An arrow stands for all messages of one operation between two ranks.")
+        notes.append("An arrow stands for all messages of one operation between two ranks.")
     for why in (sequence_labels.CONTROL, sequence_labels.LEFT_OUT, sequence_labels.NEVER_CAME):
         if rows.not_drawn[why]:
             count, size = count_text(rows.not_drawn[why], "message"), size_text(rows.bytes_not_drawn[why])
-            told.append(f"Not drawn: {count} {why}, {size}.")
+            notes.append(f"Not drawn: {count} {why}, {size}.")
     if rows.lines.stands_for:
-        told.append("What several ranks do alike is drawn once, with the bytes of one of them.")
+        notes.append("What several ranks do alike is drawn once, with the bytes of one of them.")
     if any(cycle.times > 1 for cycle in rows.cycles):
-        told.append("What is repeated is drawn as it was the first time; who sends first may change.")
+        notes.append("What is repeated is drawn as it was the first time; who sends first may change.")
     left_out = [f"{count:,} {when}" for when, count in (("earlier", rows.before), ("later", rows.after)) if count]
     if left_out:
-        told.append(f"{' and '.join(left_out)} operations not drawn: choose a part with trace.within(...).")
-    return told
+        notes.append(f"{' and '.join(left_out)} operations not drawn: choose a part with trace.within(...).")
+    return notes
 
 
 @dataclass(frozen=True)
@@ -225,6 +224,7 @@ def rows_of(trace: Trace, width_pt: float) -> Rows:
 
 
 def _rows(trace: Trace, width_pt: float, *, few: bool, steps: bool) -> Rows:
+    """Return blocks in the order of sending, each with its span; unless they are `few`, folded and cut."""
     shown, lines = operations(trace), sequence_labels.lifelines(trace, once=not few)
     tags = {one.tag for one, _ in shown.group_sizes() if one.sender is not None}
     calls = shown.at(np.flatnonzero(shown.table.is_call[shown.rows]))
@@ -234,26 +234,21 @@ def _rows(trace: Trace, width_pt: float, *, few: bool, steps: bool) -> Rows:
         control=sum(message.control for message in sent) <= _FEW_CONTROL,
     )  # fmt: skip
     built: list[Block | None] = [None] * len(shown)
-    for one, places in shown.groups():
-        block = builder.block_of(one, times=len(places))
-        for place in places.tolist():
-            built[place] = block
-    blocks = _in_steps(trace, shown, built)
+    sent_ns = shown.start_ns.copy()
+    for operation, rows in shown.groups():
+        block = builder.block_of(operation, times=len(rows))
+        for row in rows.tolist():
+            built[row] = block
+        if operation.sender is not None:  # A receive may be posted long before.
+            sent_ns[rows] = shown.times(rows)[2][:, 0]
+    parts = ProgramParts(trace) if trace.whole.spans else None
+    blocks: list[Block] = []
+    for row in np.argsort(sent_ns, kind="stable").tolist():
+        if (block := built[row]) is not None:
+            blocks.append(replace(block, step=parts.span_of(shown[row]) if parts else ""))
     whole = Rows(lines, tuple(Cycle((block,)) for block in blocks), merged=not steps)
     whole = whole if few else _cut(lines, fold(blocks, most_rows=MOST_ROWS))
     return replace(whole, not_drawn=builder.counts, bytes_not_drawn=builder.sizes)
-
-
-def _in_steps(trace: Trace, shown: Operations, built: Sequence[Block | None]) -> list[Block]:
-    """Return blocks in the order of sending (a receive may be posted long before), each with its span."""
-    sent_ns = shown.start_ns.copy()
-    for one, places in shown.groups():
-        if one.sender is not None:
-            sent_ns[places] = shown.times(places)[2][:, 0]
-    order = np.argsort(sent_ns, kind="stable").tolist()
-    parts = ProgramParts(trace) if trace.whole.spans else None
-    blocks = [(place, block) for place in order if (block := built[place]) is not None]
-    return [replace(block, step=parts.span_of(shown[place]) if parts else "") for place, block in blocks]
 
 
 def _cut(lines: Lifelines, cycles: Sequence[Cycle]) -> Rows:

@@ -172,16 +172,16 @@ class BlockBuilder:
         silent = not self.steps and not operation.missing and not any(pair.payload_bytes for pair in mine)
         size, reasons = payload_bytes(operation.ends[0]), self._stuck(operation)
         name = f"{operation.op} {size_text(size)}" if size else operation.op
-        told = reasons or _operation_names(operation, tagged=self.tagged)
+        texts = reasons or _operation_names(operation, tagged=self.tagged)
         if not pairs:
             unknown = str(why_unknown(operation) or "nothing travels")
-            return self._block(operation, _heads([name], told), bar=unknown)
+            return self._block(operation, _heads([name], texts), bar=unknown)
         apart = self._apart(mine, one_step=len(steps) == 1)
         rows = [] if silent or inside else [row for step in steps for row in self._rows(operation, step, apart)]
         if not rows or (len(rows) > _MOST_LINES and not self.steps):
             return self._block(operation, reasons, bar=f"{name}: {pairs_text(pairs)}")
         names = [name] if apart else [f"{name}, each arrow {sizes_text(mine)}", name]
-        return self._block(operation, _heads(names, told), rows)
+        return self._block(operation, _heads(names, texts), rows)
 
     def _steps(self, operation: Operation) -> list[list[PairSum]]:
         if not self.steps or operation.missing:
@@ -262,9 +262,9 @@ class BlockBuilder:
         return next(filter(None, reasons), ())
 
 
-def _heads(names: Sequence[str], told: Sequence[str]) -> tuple[str, ...]:
+def _heads(names: Sequence[str], texts: Sequence[str]) -> tuple[str, ...]:
     """Return what may stand above an operation, the longest first: its op, with or without more."""
-    more = dict.fromkeys(filter(None, (*told[:1], *told[-1:])))
+    more = dict.fromkeys(filter(None, (*texts[:1], *texts[-1:])))
     return (*(f"{name}: {what}" for what in more for name in names), *names)
 
 
@@ -342,7 +342,7 @@ def lifelines(trace: Trace, *, once: bool) -> Lifelines:
         for rank in together:
             column[rank] = len(names)
             equal = [trace.label(each) for each in ranks if first.get(each, each) == rank]
-            told = ", ".join(equal[:2]) + ", …" * (len(equal) > 2)
-            names.append(f"each of {len(equal)}: {told}" if len(equal) > 1 else told)
+            label = ", ".join(equal[:2]) + ", …" * (len(equal) > 2)
+            names.append(f"each of {len(equal)}: {label}" if len(equal) > 1 else label)
     column |= {rank: column[stand_in] for rank, stand_in in first.items() if stand_in in column}
     return Lifelines(column, tuple(names), frozenset(gaps), first)

@@ -113,9 +113,9 @@ def buckets(trace: Trace, *, ax: Axes | None = None) -> Axes:
         _draw_transfer(ax, row)
         if row.of.never_ready:
             _draw_never_ready(ax, row, waited_for=row.of.rank in absent)
-    told = [*_bucket_notes(found, rows, left_out), *network_sentences(trace)]
+    notes = [*_bucket_notes(found, rows, left_out), *network_sentences(trace)]
     key, red = legend_of(ax, _bucket_styles(rows[0].of)), canvas.in_red(trace)
-    return canvas.frame(ax, title=found.finding, legend=key, notes=told, marked=red)
+    return canvas.frame(ax, title=found.finding, legend=key, notes=notes, marked=red)
 
 
 def _bucket_styles(bucket: BucketTime) -> dict[str, Style]:
@@ -227,10 +227,10 @@ def _draw_never_ready(ax: Axes, row: BucketRow, *, waited_for: bool) -> None:
         box = (row.last_ms, ax.get_xlim()[1], *row.ends)
         canvas.draw_boxes(ax, [box], facecolor="none", edgecolor=MISSING, linestyle=_DASHED, gid="absent")
     width, scale, begin = points(ax, 1.0, along="x"), points_per_ms(ax), ax.get_xlim()[0]
-    told = plain(f"never ready: {', '.join(row.of.never_ready)}", most=200)
-    room = max(0.0, width - text_width(told))
+    text = plain(f"never ready: {', '.join(row.of.never_ready)}", most=200)
+    room = max(0.0, width - text_width(text))
     x = min((row.last_ms - begin) * scale + 6, room)
-    shown = cut(told, width - x)
+    shown = cut(text, width - x)
     write(ax, begin + x / scale, row.middle, shown, zorder=6, clip_on=True, color=MISSING)
 
 
@@ -242,7 +242,7 @@ def _bucket_notes(found: BucketTimes, rows: Sequence[BucketRow], left_out: int) 
     stuck = [each for each in of if each.missing]
     until = "the axis ends with the last event of the pass"
     unknown = "the bucket was not sent in this pass, or nobody knows by which call"
-    told: dict[str, object] = {
+    notes: dict[str, object] = {
         found.note: found.note,
         "Which all-reduce carries which bucket is inferred from order, size and readiness.": sent,
         f"A row without a bar: {unknown}.": unsent,
@@ -251,7 +251,7 @@ def _bucket_notes(found: BucketTimes, rows: Sequence[BucketRow], left_out: int) 
         f"Of {found.not_told:,} all-reduces nobody knows what bucket they carry.": found.not_told,
         f"{left_out:,} more rows are not drawn: {_OF_MANY}.": left_out,
     }
-    return [note for note, holds in told.items() if holds]
+    return [note for note, holds in notes.items() if holds]
 
 
 @dataclass(frozen=True)
@@ -292,9 +292,9 @@ def breakdown(traces: Trace | Mapping[str, Trace], *, ax: Axes | None = None) ->
         _mark_last_rank(ax, block, run)
     named = {text.get_gid() for text in ax.texts}
     hangs = filter(None, map(hang_finding, runs.values()))
-    told = [f"Steps that ended; after them: {hang}." for hang in hangs][:1]
-    told += _step_notes(found, [bar.of for bar in bars])
-    return canvas.frame(ax, title=_step_title(found), legend=legend_of(ax, _STYLES, named), notes=told)
+    notes = [f"Steps that ended; after them: {hang}." for hang in hangs][:1]
+    notes += _step_notes(found, [bar.of for bar in bars])
+    return canvas.frame(ax, title=_step_title(found), legend=legend_of(ax, _STYLES, named), notes=notes)
 
 
 def _blocks(found: Mapping[str, Breakdown], wide_pt: float) -> tuple[list[list[StepBar]], float]:
@@ -326,8 +326,8 @@ def _step_title(found: Mapping[str, Breakdown]) -> str:
     if len(found) == 1:
         return next(iter(found.values())).headline
     shares = {name: run.exposed for name, run in found.items()}
-    told = {name: "not observed" if it is None else f"{it:.0%}" for name, it in shares.items()}
-    each = ", ".join(f"{name} {share}" for name, share in told.items())
+    percent = {name: "not observed" if it is None else f"{it:.0%}" for name, it in shares.items()}
+    each = ", ".join(f"{name} {share}" for name, share in percent.items())
     return f"Communication that is not hidden: {each}"
 
 
@@ -378,16 +378,16 @@ def _mark_last_rank(ax: Axes, bars: Sequence[StepBar], run: Breakdown) -> None:
 
 
 def _step_notes(found: Mapping[str, Breakdown], shown: Sequence[TrainingStep]) -> list[str]:
-    told = []
+    notes = []
     if any(len({each.number for each in run.items}) > 1 for run in found.values()):
-        told.append("The step of median length; shares are of all ranks' time together.")
+        notes.append("The step of median length; shares are of all ranks' time together.")
     if len(found) == 1:
-        told += [f"In all: {run.shares_text}." for run in found.values()]
-    told += dict.fromkeys(run.note for run in found.values() if run.note)
+        notes += [f"In all: {run.shares_text}." for run in found.values()]
+    notes += dict.fromkeys(run.note for run in found.values() if run.note)
     if any(not each.observed for each in shown):
         unseen = "forward and backward hold it, where they waited"
-        told.append(f"When the communication ended was not observed: {unseen}.")
+        notes.append(f"When the communication ended was not observed: {unseen}.")
     left_out = sum(len(run.middle) for run in found.values()) - len(shown)
     if left_out:
-        told.append(f"{left_out:,} more ranks are not drawn: these wait least and longest.")
-    return told
+        notes.append(f"{left_out:,} more ranks are not drawn: these wait least and longest.")
+    return notes

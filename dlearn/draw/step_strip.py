@@ -63,9 +63,9 @@ def steps(trace: Trace, *, ax: Axes | None = None) -> Axes:
     _draw_lengths(ax, found, columns)
     _draw_cells(ax, found, columns, row)
     _label_axes(ax, found, columns, row)
-    told = [*_notes(found, columns), *network_sentences(trace)]
+    notes = [*_notes(found, columns), *network_sentences(trace)]
     key, red = _legend(ax, found), canvas.in_red(trace)
-    ax = canvas.frame(ax, title=found.finding, legend=key, notes=told, marked=red)
+    ax = canvas.frame(ax, title=found.finding, legend=key, notes=notes, marked=red)
     for place, patch in enumerate(ax.get_legend().get_patches()):  # type: ignore[union-attr]
         patch.set_gid(f"key of cells {place}")
     return ax
@@ -109,15 +109,15 @@ def _draw_cells(ax: Axes, found: RunSteps, columns: Sequence[Column], row: float
     """Draw cells, with dots on the ranks that others waited for, of very many steps only in the reported one."""
     boxes, faces, dots, shades = [], list[Any](), [], found.shades
     tops = {rank: _CELLS_IN + place * row for place, rank in enumerate(found.ranks)}
-    told_at = found.reported
+    reported = found.reported
     for at, (step, place, _) in enumerate(columns):
         for rank, cell in step.cells.items():
             boxes.append((at - 0.5, at + 0.5, tops[rank], tops[rank] + row * 0.94))
             shade = _SHADES(shades[place][rank])
             faces.append(MISSING if cell.length_ns is None else shade)
         least = _WORTH_A_DOT * (step.length_ns or -1)
-        told = len(columns) <= _MOST_DOTS or place == told_at
-        if told and step.late is not None and step.late.waited_ns > least:
+        dotted = len(columns) <= _MOST_DOTS or place == reported
+        if dotted and step.late is not None and step.late.waited_ns > least:
             ranks = tops.keys() & step.late.ranks
             dots += [(at, tops[rank] + 0.47 * row) for rank in ranks]
     canvas.draw_lanes(ax, [(_CELLS_IN, _CELLS_IN + row * len(found.ranks))])
@@ -158,11 +158,11 @@ def _legend(ax: Axes, found: RunSteps) -> list[Artist]:
 
 
 def _notes(found: RunSteps, columns: Sequence[Column]) -> list[str]:
-    told = [f"{found.longest_sentence}."] if found.longest_sentence else []
+    notes = [f"{found.longest_sentence}."] if found.longest_sentence else []
     most = max(len(column.places) for column in columns)
     if most > 1:
         shared = f"{most} share a column, which shows the longest of them"
-        told.append(f"{count_text(len(found.steps), 'step')}: {shared}.")
+        notes.append(f"{count_text(len(found.steps), 'step')}: {shared}.")
     if len(columns) > _MOST_DOTS:
-        told.append("For whom others waited in the other steps stands in analysis.step_times.")
-    return told
+        notes.append("For whom others waited in the other steps stands in analysis.step_times.")
+    return notes

@@ -303,8 +303,8 @@ def _labels(operation: Operation, end: End, reasons: Sequence[str]) -> tuple[str
     name = _name(operation, end)
     short = f"{name} {size_text(size)}" if size else name
     if reasons:
-        told = [plain(text, most=160) for reason in reasons for text in (f"{short}: {reason}", reason)]
-        return (*told, short)
+        texts = [plain(text, most=160) for reason in reasons for text in (f"{short}: {reason}", reason)]
+        return (*texts, short)
     # Torch numbers the groups that a program makes; other names are the program's, and may be long.
     group = f"group {operation.group.name}" if operation.group.name.isdecimal() and not operation.group.default else ""
     bucket = f"bucket {operation.bucket.index}" if operation.bucket else ""

@@ -24,8 +24,7 @@ from dlearn.analysis.volume.traffic import Traffic
 from dlearn.draw import canvas
 from dlearn.draw.canvas import Box, in_legend, points
 from dlearn.draw.palette import INK, LANE, LINES, MISSING, TEXT_PT, Color, cut_names, line_color, look, text_width
-from dlearn.draw.traffic_matrix import draw_matrix
-from dlearn.draw.traffic_matrix import notes as traffic_notes
+from dlearn.draw.traffic_matrix import draw_matrix, traffic_notes
 from dlearn.shown import count_text, size_text
 from dlearn.trace import Trace
 
@@ -119,10 +118,10 @@ def traffic_graph(trace: Trace, *, ax: Axes | None = None) -> Axes:
         arrow = arrows[pairs.index(pair)]
         ink = line_color(arrow.how)
         canvas.write(ax, x, y, arrow.label, on="white", pad=0.5, zorder=4, ha="center", color=ink)
-    told = [*([f"{traffic_finding(sent)}."] if hang else []), *notes(sent, arrows, labelled=labels is not None)]
+    notes = [*([f"{traffic_finding(sent)}."] if hang else []), *_notes(sent, arrows, labelled=labels is not None)]
     marked = {names[rank]: MISSING for rank in canvas.never_came(trace) if rank in names}
     title, key = hang or traffic_finding(sent), legend(arrows)
-    return canvas.frame(ax, title=title, legend=key, notes=told, below_in=0.08, marked=marked)
+    return canvas.frame(ax, title=title, legend=key, notes=notes, below_in=0.08, marked=marked)
 
 
 def arrows_of(sent: Traffic) -> list[Arrow]:
@@ -188,19 +187,19 @@ def legend(arrows: Iterable[Arrow]) -> list[Artist]:
     return handles
 
 
-def notes(sent: Traffic, arrows: Sequence[Arrow], *, labelled: bool) -> list[str]:
-    told = []
+def _notes(sent: Traffic, arrows: Sequence[Arrow], *, labelled: bool) -> list[str]:
+    notes = []
     if not labelled:
-        told.append(f"{len(arrows):,} arrows are too many for a number each; draw.traffic has them all.")
-        told.append("Beside each rank stands what it sends in all.")
+        notes.append(f"{len(arrows):,} arrows are too many for a number each; draw.traffic has them all.")
+        notes.append("Beside each rank stands what it sends in all.")
     if len({arrow.width_pt for arrow in arrows if arrow.how != "missing"}) > 1:
-        told.append("The width of an arrow grows with the square root of its bytes.")
+        notes.append("The width of an arrow grows with the square root of its bytes.")
     if any(len(sent.known.get(arrow.pair, ())) > 1 for arrow in arrows):
-        told.append("An arrow is drawn as most of its bytes are known.")
+        notes.append("An arrow is drawn as most of its bytes are known.")
     own = [f"{sent.labels[src]} {size_text(size)}" for (src, dst), size in sent.payload_bytes.items() if src == dst]
     if own:
-        told.append(f"To themselves, and not drawn: {', '.join(own[:8])}{', ...' if own[8:] else ''}.")
-    return told + traffic_notes(sent)
+        notes.append(f"To themselves, and not drawn: {', '.join(own[:8])}{', ...' if own[8:] else ''}.")
+    return notes + traffic_notes(sent)
 
 
 def on_circle(count: int) -> list[Point]:

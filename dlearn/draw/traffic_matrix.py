@@ -62,8 +62,8 @@ def draw_matrix(trace: Trace, sent: Traffic | WireTraffic, ax: Axes | None, *why
     unit = write_numbers(ax, sent)
     above_in = label_sides(ax, sent, canvas.never_came(trace))
     finding = wire_finding(sent) if isinstance(sent, WireTraffic) else traffic_finding(sent)
-    told = [*why, *([f"{finding}."] if hang else []), *unit, *notes(sent)]
-    return canvas.frame(ax, title=hang or finding, notes=told, above_in=above_in, below_in=0.08, marked=marked)
+    notes = [*why, *([f"{finding}."] if hang else []), *unit, *traffic_notes(sent)]
+    return canvas.frame(ax, title=hang or finding, notes=notes, above_in=above_in, below_in=0.08, marked=marked)
 
 
 def draw_cells(ax: Axes, sent: Matrix) -> None:
@@ -191,15 +191,15 @@ def label_sides(ax: Axes, sent: Matrix, wanted: Collection[int]) -> float:
     return above_in
 
 
-def notes(sent: Matrix) -> list[str]:
-    told = []
+def traffic_notes(sent: Matrix) -> list[str]:
+    notes = []
     if isinstance(sent, Traffic) and sent.by_how:
         derived, never = f"derived from {sent.derived_from}'s algorithm", "expected that never came (not counted)"
         words = {"derived": derived, "missing": never}
         parts = ", ".join(f"{size_text(size)} {words.get(how, how)}" for how, size in sent.by_how.items())
-        told.append(f"Payload bytes: {parts}.")
+        notes.append(f"Payload bytes: {parts}.")
     if isinstance(sent, WireTraffic) and sent.counted == "predicted":
-        told.append("Predicted: payload, its framing, and what the receiver sends back. Not measured.")
+        notes.append("Predicted: payload, its framing, and what the receiver sends back. Not measured.")
     if isinstance(sent, WireTraffic) and sent.observer_bytes:
-        told.append(f"{size_text(sent.observer_bytes)} of it are the recorder's own ids.")
-    return told + [f"{line[:1].upper()}{line[1:]}." for line in sent.not_known()]
+        notes.append(f"{size_text(sent.observer_bytes)} of it are the recorder's own ids.")
+    return notes + [f"{line[:1].upper()}{line[1:]}." for line in sent.not_known()]

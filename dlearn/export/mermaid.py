@@ -104,13 +104,13 @@ def _call(operation: Operation) -> str:
     size = payload_bytes(operation.ends[0])
     name = f"{operation.op} {size_text(size)}" if size else operation.op
     what = f"its messages are not known: {reason}" if reason else operation.describe(most=NAMES_SHOWN)
-    told = escaped(f"{name}: {what}" if what else name, most=_LONGEST_TEXT)
+    text = escaped(f"{name}: {what}" if what else name, most=_LONGEST_TEXT)
     how = f" ({found[0].how})" if found and found[0].how in ("derived", "inferred") else ""
     in_order = sorted(found, key=lambda message: (message.step, message.src, message.dst))
     bytes_of = _about([message.payload_bytes or 0 for message in found])
     lines = [Piece("", f"{_arrow(each)}: {bytes_of or payload_text(each)}{_never(each)}\n") for each in in_order]
     arrows = "".join(piece.text for piece in _looped(lines))
-    return f"Note over {_over(sorted({*operation.ranks, *operation.missing}))}: {told}{how}\n{arrows}"
+    return f"Note over {_over(sorted({*operation.ranks, *operation.missing}))}: {text}{how}\n{arrows}"
 
 
 def _about(sizes: Sequence[int]) -> str:
@@ -169,11 +169,11 @@ def _block(head: str, text: str) -> str:
 
 def _banded(pieces: Iterable[Piece], over: str) -> str:
     """Return the text with a band around the pieces of each phase, which says its name."""
-    told = []
+    bands = []
     for phase, some in groupby(pieces, key=lambda piece: piece.phase):
         text = "".join(piece.text for piece in some)
-        told.append(_block(_BAND, f"{over}{escaped(phase, most=40)}\n{text}") if phase else text)
-    return "".join(told)
+        bands.append(_block(_BAND, f"{over}{escaped(phase, most=40)}\n{text}") if phase else text)
+    return "".join(bands)
 
 
 def _parts(pieces: Iterable[Piece], room: int, over: str) -> Iterator[str]:

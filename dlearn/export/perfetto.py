@@ -2,7 +2,7 @@
 
 The format: "Trace Event Format" (Google, 2016). Times are us. Each rank is a process, and its slices stand on tracks on
 which none cuts another in two. Perfetto lets an arrow begin and end at the slice that covers the moment on its track:
-so at any moment at most one call is on a track for calls. Spans and stretches may stand inside each other.
+so at any moment at most one call is on a track for calls. Spans and phases may stand inside each other.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ def perfetto(trace: Trace) -> Iterator[str]:
 
 def _records(trace: Trace, tracks: Tracks) -> Iterator[Record]:
     yield from _names(trace, tracks)
-    for stretch in sorted(trace.of(Span, PhaseSpan), key=tracks.outer_first):
-        name, category = (stretch.name, "span") if isinstance(stretch, Span) else (stretch.phase, "phase")
-        yield _slice(stretch, name, category, tracks, {})
+    for span in sorted(trace.of(Span, PhaseSpan), key=tracks.outer_first):
+        name, category = (span.name, "span") if isinstance(span, Span) else (span.phase, "phase")
+        yield _slice(span, name, category, tracks, {})
     instants: list[Gradient | Bucket] = trace.of(Gradient, Bucket)
     yield from (_instant(event, tracks) for event in instants)
     arrow = 0
@@ -68,7 +68,7 @@ def _records(trace: Trace, tracks: Tracks) -> Iterator[Record]:
     for part in parts_of(trace):
         sent = [] if part.steps else messages_of(part)
         arrows = list(filter(None, (_arrow(message, part, tracks) for message in sent)))
-        yield from _calls(part, _told(part, sent, len(arrows), trace), tracks)
+        yield from _calls(part, _message_args(part, sent, len(arrows), trace), tracks)
         for begin, end in arrows:
             arrow += 1
             yield {"ph": "s", "id": arrow, **begin}
@@ -104,12 +104,12 @@ def _slice(event: Event, name: str, category: str, tracks: Tracks, args: Record)
     return {**what, **tracks.at(event, start_ns), "dur": (end_ns - start_ns) / 1000, "args": args}
 
 
-def _calls(part: Operation, told: Record, tracks: Tracks) -> Iterator[Record]:
+def _calls(part: Operation, more: Record, tracks: Tracks) -> Iterator[Record]:
     for end in part.ends:
         args: Record = {"what": printable(part.what), "payload_bytes": payload_bytes(end), "phase": end.phase}
         if end.site:
             args["site"] = printable(end.site)
-        args |= {"op": end.op, "group": printable(part.group.name), "number": part.seq, **told}
+        args |= {"op": end.op, "group": printable(part.group.name), "number": part.seq, **more}
         yield _slice(end, _call_name(part, end), part.group.backend or "unknown", tracks, args)
         yield from _inside_of(part, end, tracks)
 
@@ -136,25 +136,25 @@ def _inside_of(part: Operation, end: End, tracks: Tracks) -> Iterator[Record]:
             yield {**place, "name": name, **tracks.at(end, begin), "dur": (over - begin) / 1000, "args": {}}
 
 
-def _told(part: Operation, sent: Sequence[Message], arrows: int, trace: Trace) -> Record:
+def _message_args(part: Operation, sent: Sequence[Message], arrows: int, trace: Trace) -> Record:
     """Return what the arrows of an operation do not say: how its messages are known, and which have no arrow."""
-    told: Record = {"problem": printable(part.problem)} if part.problem else {}
+    args: Record = {"problem": printable(part.problem)} if part.problem else {}
     if part.steps:
-        return told | {"messages": "its messages are those of its steps"}
+        return args | {"messages": "its messages are those of its steps"}
     reason = None if sent else why_unknown(part)
     if reason is not None:
-        return told | {"messages": printable(str(reason))}
+        return args | {"messages": printable(str(reason))}
     known = Counter(message.how for message in sent)
     never = known.pop("missing", 0)
     if never:
         why = missing_text(part, trace) if part.missing else "the call failed"
-        told["missing"] = printable(f"{never:,} expected and never came, so there is no arrow: {why}")
+        args["missing"] = printable(f"{never:,} expected and never came, so there is no arrow: {why}")
     if known.total() > arrows:
         why = "an end is not in the trace, or by the clocks it came before it was sent"
-        told["no arrow"] = f"{known.total() - arrows:,}: {why}"
+        args["no arrow"] = f"{known.total() - arrows:,}: {why}"
     if known:
-        told["messages"] = "; ".join(f"{count:,} {_KNOWN[how]}" for how, count in known.items())
-    return told
+        args["messages"] = "; ".join(f"{count:,} {_KNOWN[how]}" for how, count in known.items())
+    return args
 
 
 def _instant(event: Gradient | Bucket, tracks: Tracks) -> Record:
