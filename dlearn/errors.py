@@ -13,10 +13,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    pass
+from typing import Any
 
 
 class DlearnError(Exception):
@@ -34,13 +31,13 @@ _INSTALL = {
 
 
 def not_installed(package: str, *, needed_by: str) -> SetupError:
-    """What to raise where something needs a package that dlearn does not bring along, and it is not installed."""
+    """Make the error for a package that dlearn does not depend on and that is not installed."""
     how = _INSTALL.get(package, f"pip install {package}")
     return SetupError(f"{needed_by} needs {package}, which is not installed: {how}")
 
 
 def optional(package: str, *, needed_by: str) -> ModuleType:
-    """Import a package that dlearn does not bring along."""
+    """Import a package that dlearn does not depend on; raise SetupError where it is missing."""
     try:
         return import_module(package)
     except ModuleNotFoundError as error:
@@ -96,13 +93,13 @@ class RankError(DlearnError):
         return "\n".join(part for part in parts if part)
 
     def _render_traceback_(self) -> list[str]:
-        """IPython asks for this: the rank's own traceback is the useful one, not the kernel's."""
+        """Return one line for IPython: the rank's own traceback is the useful one."""
         return [f"{type(self).__name__}: {self}"]
 
 
 class Interrupted(KeyboardInterrupt):
-    """The user stopped a run. Its ranks have been ended; the text names the folder of what they had recorded."""
+    """The user stopped a run. Its ranks have been ended; the text names the folder of their trace."""
 
     def _render_traceback_(self) -> list[str]:
-        """Where our code was when the key was pressed is nobody's question."""
+        """Return one line for IPython: a traceback of dlearn's own code would not help."""
         return [f"KeyboardInterrupt: {self}"]

@@ -11,9 +11,10 @@ import msgspec
 
 
 class Table(NamedTuple):
-    """Rows of cells, a head first. The first `names` columns begin at the left, the others, numbers, end at the right.
+    """Rows of cells, a head first.
 
-    The columns after the first `numbers` of these, if they are fewer, are words again.
+    The first `names` columns are aligned left. The next `numbers` columns, by default all others,
+    are aligned right, and columns after those left again.
     """
 
     rows: Sequence[Sequence[str]]
@@ -31,25 +32,26 @@ class Table(NamedTuple):
 
     def html(self) -> str:
         """Return an HTML table; the first row is the head, and each row begins with its name."""
-        head = "".join(self._cell(text, place, "th", "col") for place, text in enumerate(self.rows[0]))
+        names = enumerate(self.rows[0])
+        head = "".join(self._cell(text, column, "th", "col") for column, text in names)
         body = ""
         for first, *rest in self.rows[1:]:
-            cells = [self._cell(text, place, "td") for place, text in enumerate(rest, 1)]
+            cells = [self._cell(text, column, "td") for column, text in enumerate(rest, 1)]
             body += f"<tr>{self._cell(first, 0, 'th', 'row')}{''.join(cells)}</tr>"
         title = f'<caption style="text-align:left">{html.escape(self.title)}</caption>' if self.title else ""
         return f"<table>{title}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
-    def _cell(self, text: str, place: int, tag: str, scope: str = "") -> str:
-        side = "right" if self._is_number(place) else "left"
+    def _cell(self, text: str, column: int, tag: str, scope: str = "") -> str:
+        side = "right" if self._is_number(column) else "left"
         scoped = f' scope="{scope}"' if scope else ""
         return f'<{tag}{scoped} style="text-align:{side}">{html.escape(text)}</{tag}>'
 
-    def _padded(self, cell: str, width: int, place: int) -> str:
-        return cell.rjust(width) if self._is_number(place) else cell.ljust(width)
+    def _padded(self, cell: str, width: int, column: int) -> str:
+        return cell.rjust(width) if self._is_number(column) else cell.ljust(width)
 
-    def _is_number(self, place: int) -> bool:
+    def _is_number(self, column: int) -> bool:
         end = None if self.numbers is None else self.names + self.numbers
-        return place >= self.names and (end is None or place < end)
+        return column >= self.names and (end is None or column < end)
 
 
 Paragraph = str | Table

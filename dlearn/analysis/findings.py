@@ -73,9 +73,6 @@ def absent_texts(operation: Operation, rank: int, op: str, trace: Trace) -> tupl
     return tuple(dict.fromkeys(f"never {text}" for text in texts))
 
 
-# Traffic ------------------------------------------------------------------------------------------
-
-
 def traffic_finding(sent: Traffic) -> str:
     """Name the pattern of the bytes: "Each rank sends 28.9 kB to the rank before it"."""
     if not any(sent.payload_bytes.values()):

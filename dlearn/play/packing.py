@@ -36,7 +36,7 @@ def player_facts(walk: Walkthrough) -> dict[str, Any]:
             if each.rank in lanes:
                 owners = tuple(lanes[rank] for rank in each.owners if rank in lanes)
                 text = _number(lists["texts"], (printable(each.text), each.share, owners))
-                found.append([panels[each.panel], lanes[each.rank], each.place, text])
+                found.append([panels[each.panel], lanes[each.rank], each.index, text])
         return found
 
     def panel(each: StatePanel) -> dict[str, Any]:

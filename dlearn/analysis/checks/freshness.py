@@ -68,18 +68,18 @@ def assert_reduces(trace: Trace, *, op: str | None = None) -> None:
     """
     for unit, messages in _sent(trace, op):
         heard: dict[int, set[int]] = {rank: {rank} for rank in unit.members}
-        told: dict[Sent, frozenset[int]] = {}
+        known: dict[Sent, frozenset[int]] = {}
         received: dict[tuple[int, Data], Sent] = {}
         parts: dict[Data, frozenset[int]] = {}
         for sent, arrives in _replayed(messages):
             if arrives:
-                heard[sent.dst] |= told[sent]
+                heard[sent.dst] |= known[sent]
                 received.setdefault((sent.dst, sent.data), sent)
                 continue
-            told[sent] = frozenset(heard[sent.src])
+            known[sent] = frozenset(heard[sent.src])
             first = received.get((sent.src, sent.data))
             if first is None:
-                parts.setdefault(sent.data, told[sent])
+                parts.setdefault(sent.data, known[sent])
                 continue
             absent = set(unit.members) - parts[sent.data]
             if absent:
@@ -91,12 +91,9 @@ def assert_reduces(trace: Trace, *, op: str | None = None) -> None:
                 )
 
 
-# The messages, and their replay -------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class Sent:
-    """A message whose data can be compared."""
+    """A message whose data can be compared with those of others."""
 
     src: int
     dst: int
@@ -107,18 +104,18 @@ class Sent:
 
 def _sent(trace: Trace, op: str | None) -> list[tuple[Unit, list[Sent]]]:
     """Select what has sends by `op`, each with its messages that hold any data."""
-    found = []
+    sent = []
     selected = units(trace, op)
     for unit in selected:
         steps = [step for each in unit.operations for step in (each.steps or (each,))]
         sends = [step for step in steps if step.sender is not None]
         if sends:
-            found.append((unit, [_message(each, trace) for each in sends if each.payload_bytes]))
-    if not found:
+            sent.append((unit, [_message(send, trace) for send in sends if send.payload_bytes]))
+    if not sent:
         name = selected[0].operations[0].op
         why = "its messages travel inside the backend, as no sends"
         raise TrafficError(f"no data of {name} can be compared: {why}")
-    return found
+    return sent
 
 
 def _message(operation: Operation, trace: Trace) -> Sent:
@@ -137,15 +134,16 @@ def _replayed(messages: Sequence[Sent]) -> Iterator[tuple[Sent, bool]]:
     """Yield each message twice, when it leaves (False) and arrives (True), without any clock."""
     moments: list[Moments] = []
     for sent in messages:
-        leaves, arrival = (sent.send.start_ns, sent.send.number), (sent.recv.end_ns or 0, sent.recv.number)
+        leaves = sent.send.start_ns, sent.send.number
+        arrival = sent.recv.end_ns or 0, sent.recv.number
         moments.append((sent.src, leaves, sent.dst, arrival))
     left: set[int] = set()
-    for place, arrives in replay(moments):
-        if arrives and place not in left:
-            early = call_text(messages[place].recv)
+    for index, arrives in replay(moments):
+        if arrives and index not in left:
+            early = call_text(messages[index].recv)
             raise TrafficError(f"{early} ended before its data were sent: a damaged trace")
-        left.add(place)
-        yield messages[place], arrives
+        left.add(index)
+        yield messages[index], arrives
 
 
 @lru_cache

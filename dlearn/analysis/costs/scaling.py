@@ -222,9 +222,6 @@ def _line(between: str, same: Sequence[Message], sizes: Sizes) -> ScalingLine:
     )
 
 
-# Words --------------------------------------------------------------------------------------------
-
-
 def _shapes(same: Sequence[Message], sizes: Sizes, slope: Fraction) -> list[str]:
     """Say what travels, as in "gradient float32[B, 8, 16]", and which factors make the slope.
 

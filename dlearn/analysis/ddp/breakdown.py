@@ -6,9 +6,9 @@ is the time to launch its kernels, which run on by themselves.)
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from dlearn.analysis.ddp.step_clock import device_note, gate_note, on_device, unseen_note
+from dlearn.analysis.ddp.step_clock import on_device, step_note
 from dlearn.analysis.ddp.training_steps import Phase, TrainingStep, by_number, training_steps
 from dlearn.events.event import Collective
 from dlearn.shown import Paragraph, RankNames, Result, Table, capitalized, ms, time_text
@@ -44,8 +44,7 @@ class Breakdown(Result, frozen=True):
         steps = by_number(self.items)
         most = max(map(len, steps), default=0)
         whole = [step for step in steps if len(step) == most]
-        whole.sort(key=lambda step: max(each.total_ns for each in step))
-        return tuple(whole[(len(whole) - 1) // 2]) if whole else ()
+        return tuple(sorted(whole, key=_longest_ns)[(len(whole) - 1) // 2]) if whole else ()
 
     def _share(self, *phases: Phase) -> float:
         """Return the share of all ranks' time together in the median step, 0 to 1."""
@@ -94,7 +93,7 @@ class Breakdown(Result, frozen=True):
         return f"{self._step()}: {share:.0%} is {part}"
 
     def _step(self, which: str = "") -> str:
-        longest = time_text(max(each.total_ns for each in self.middle))
+        longest = time_text(_longest_ns(self.middle))
         return f"{capitalized(self.middle[0].title)}{which}, {longest}"
 
     def rows(self) -> list[list[str]]:
@@ -117,11 +116,14 @@ class Breakdown(Result, frozen=True):
             yield self.note
 
 
+def _longest_ns(step: Sequence[TrainingStep]) -> int:
+    return max(share.total_ns for share in step)
+
+
 def breakdown(trace: Trace) -> Breakdown:
     """Return where the time of each training step of a DDP program goes, on each rank."""
     steps = training_steps(on_device(trace))
     calls = (end for step in steps for call in step.calls for end in call.operation.ends)
-    given = (each for call in calls if isinstance(call, Collective) for each in call.inputs)
+    given = (tensor for call in calls if isinstance(call, Collective) for tensor in call.inputs)
     launched = _LAUNCHED if any(tensor.device != "cpu" for tensor in given) else ""
-    note = device_note(trace) or launched or unseen_note(trace)
-    return Breakdown(steps, trace.labels, " ".join(filter(None, (note, gate_note(trace)))))
+    return Breakdown(steps, trace.labels, step_note(trace, launched))

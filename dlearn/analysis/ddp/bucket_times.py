@@ -1,19 +1,19 @@
-"""DDP's buckets over time: when each gradient was ready, when its bucket went, waited, was done.
+"""DDP's buckets over time: when each gradient was ready, and when its bucket was sent and done.
 
-Ready, launched and done are observed. Which all-reduce carries which bucket is inferred
-(buckets.py); where that is not known, the bucket has no times, and `not_told` counts the calls.
+Ready, launched and done are observed. Which all-reduce sends which bucket is inferred (buckets.py);
+where that is not known, the bucket has no times, and `not_told` counts the calls.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import takewhile
+from itertools import chain, takewhile
 
 import msgspec
 import numpy as np
 
-from dlearn.analysis.ddp.step_clock import device_note, on_device, unseen_note
+from dlearn.analysis.ddp.step_clock import clock_note, on_device
 from dlearn.analysis.ddp.training_steps import RankEvents, by_rank
 from dlearn.events.event import Bucket, Collective, Gradient
 from dlearn.join.buckets import UNKNOWN
@@ -53,9 +53,9 @@ class BucketTime(msgspec.Struct, frozen=True, kw_only=True):
 
     `backward` counts the rank's backward passes through DDP models, from 0; `step` is the user's
     span around it. `ready` are its gradients in the order in which they came, `never_ready` those
-    that did not. `launched_ns` is None where it was not sent, as in `no_sync`, or where its
-    call is not known. Until `last_arrival_ns` it waited for `last_rank`, which called last. `missing` are the
-    ranks that never sent this bucket, of one that was launched here: it waits for them for ever.
+    that did not. `launched_ns` is None where it was not sent, as in `no_sync`, or where its call is
+    not known. Until `last_arrival_ns` it waited for `last_rank`, which called last. A launched
+    bucket waits for ever for the ranks `missing`, which never sent it.
     """
 
     rank: int
@@ -91,7 +91,7 @@ class BucketTime(msgspec.Struct, frozen=True, kw_only=True):
 class BucketTimes(Result, frozen=True):
     """Every bucket of every backward pass, by pass, rank and bucket.
 
-    `not_told`: calls of unknown bucket. `note`: whose times they are, where they are a GPU's.
+    `not_told` counts all-reduces of unknown bucket. `note` says so where times are a GPU's.
     """
 
     items: tuple[BucketTime, ...]
@@ -102,26 +102,25 @@ class BucketTimes(Result, frozen=True):
     @property
     def tables(self) -> tuple[tuple[BucketTime, ...], ...]:
         """Return the buckets of each model as first made and as rebuilt, as one rank had them."""
-        found: dict[tuple[int, str], dict[int, BucketTime]] = defaultdict(dict)
-        for each in self.items:
-            found[each.model, each.built].setdefault(each.index, each)
-        return tuple(tuple(table.values()) for _, table in sorted(found.items()))
+        tables: dict[tuple[int, str], dict[int, BucketTime]] = defaultdict(dict)
+        for bucket in self.items:
+            tables[bucket.model, bucket.built].setdefault(bucket.index, bucket)
+        return tuple(tuple(table.values()) for _, table in sorted(tables.items()))
 
     @property
     def stuck(self) -> tuple[BucketTime, ...]:
         """Return the buckets that were launched, and wait for a rank that never sent them."""
-        return tuple(each for each in self.items if each.missing)
+        return tuple(bucket for bucket in self.items if bucket.missing)
 
     @property
     def examples(self) -> tuple[BucketTime, ...]:
         """Return the first pass with the first buckets, with rebuilt ones, and one that hangs."""
-        shown = {each.backward for each in self.stuck[:1]}
-        built = set()
-        for each in self.items:
-            if (each.model, each.built) not in built:
-                built.add((each.model, each.built))
-                shown.add(each.backward)
-        return tuple(each for each in self.items if each.backward in shown)
+        shown = {bucket.backward for bucket in self.stuck[:1]}
+        first: dict[tuple[int, str], int] = {}
+        for bucket in self.items:
+            first.setdefault((bucket.model, bucket.built), bucket.backward)
+        shown.update(first.values())
+        return tuple(bucket for bucket in self.items if bucket.backward in shown)
 
     @property
     def finding(self) -> str:
@@ -130,20 +129,21 @@ class BucketTimes(Result, frozen=True):
             return "No backward pass through a DDP model"
         if self.stuck:
             return self._why_stuck(self.stuck[0])
-        shown = [each for each in self.examples if each.backward == self.examples[-1].backward]
-        mine = [each for each in shown if each.rank == shown[0].rank]
-        launched = [each.launched_ns for each in mine if each.launched_ns is not None]
-        ready_ns = max((at for each in mine for _, at in each.ready), default=0)
-        first = f"the first of {len(mine)} buckets" if len(mine) > 1 else "the only bucket"
+        last = self.examples[-1].backward
+        shown = [bucket for bucket in self.examples if bucket.backward == last]
+        buckets = [bucket for bucket in shown if bucket.rank == shown[0].rank]
+        launched = [each.launched_ns for each in buckets if each.launched_ns is not None]
+        ready_ns = max((at_ns for each in buckets for _, at_ns in each.ready), default=0)
+        first = f"the first of {len(buckets)} buckets" if len(buckets) > 1 else "the only bucket"
         if not launched:
-            text = f"{count_text(len(mine), 'bucket')}, none is sent"
+            text = f"{count_text(len(buckets), 'bucket')}, none is sent"
         elif min(launched) >= ready_ns:
             text = f"{first} is launched when all gradients are ready"
         else:
             before = time_text(ready_ns - min(launched))
             text = f"{first} is launched {before} before the last gradient is ready"
-        whose = f" ({self.labels[mine[0].rank]})" if len(mine) < len(shown) else ""
-        return f"{capitalized(mine[0].title)}: {text}{whose}"
+        whose = f" ({self.labels[buckets[0].rank]})" if len(buckets) < len(shown) else ""
+        return f"{capitalized(buckets[0].title)}: {text}{whose}"
 
     def _why_stuck(self, stuck: BucketTime) -> str:
         """Write "Rank 0 waits for rank 1 in bucket 0 of step 3: there b.weight is never ready"."""
@@ -207,13 +207,13 @@ def begins_of(items: Iterable[BucketTime]) -> dict[int, int]:
 
 def bucket_times(trace: Trace) -> BucketTimes:
     """Return when each gradient was ready and what became of its bucket, in each backward pass."""
-    note = device_note(trace) or unseen_note(trace)
+    note = clock_note(trace)
     trace = on_device(trace)
-    asked = operations(trace)
-    carrying = asked.at(np.flatnonzero(asked.table.has_bucket_label[asked.rows]))
+    every = operations(trace)
+    reductions = every.at(np.flatnonzero(every.table.has_bucket_label[every.rows]))
     # By rank, its graph task, model and bucket.
     calls: dict[tuple[int, int | None, int, int], Calls] = defaultdict(list)
-    for operation in carrying:
+    for operation in reductions:
         for end in operation.ends:
             if operation.bucket is not None and isinstance(end, Collective):
                 model, index = operation.bucket.model, operation.bucket.index
@@ -222,15 +222,16 @@ def bucket_times(trace: Trace) -> BucketTimes:
     for event in trace.whole.of(Bucket):
         reported[event.rank, event.model].append(event)
     wanted = {(event.rank, event.number) for event in trace.of(Gradient)}
-    known, items = by_rank(trace.whole), []
-    for each in (each for of_model in passes(trace.whole).values() for each in of_model):
-        if not wanted.isdisjoint((each.rank, gradient.number) for gradient in each.gradients):
-            for bucket in _table_at(reported[each.rank, each.model], each.gradients[0].number):
-                mine = calls[each.rank, each.task, each.model, bucket.index]
-                items.append(_bucket_time(each, bucket, known, mine))
-    items.sort(key=lambda each: (each.backward, each.rank, each.model, each.index))
-    not_told = sum(one.bucket is None and one.role == UNKNOWN for one in carrying)
-    return BucketTimes(tuple(items), trace.labels, not_told, note)
+    events, items = by_rank(trace.whole), []
+    for backward in chain.from_iterable(passes(trace.whole).values()):
+        rank, model, gradients = backward.rank, backward.model, backward.gradients
+        if not wanted.isdisjoint((rank, gradient.number) for gradient in gradients):
+            for bucket in _table_at(reported[rank, model], gradients[0].number):
+                its_calls = calls[rank, backward.task, model, bucket.index]
+                items.append(_bucket_time(backward, bucket, events, its_calls))
+    items.sort(key=lambda item: (item.backward, item.rank, item.model, item.index))
+    unknown = sum(each.bucket is None and each.role == UNKNOWN for each in reductions)
+    return BucketTimes(tuple(items), trace.labels, unknown, note)
 
 
 def _table_at(reported: Sequence[Bucket], number: int) -> list[Bucket]:
@@ -241,22 +242,22 @@ def _table_at(reported: Sequence[Bucket], number: int) -> list[Bucket]:
     return table
 
 
-def _bucket_time(found: Pass, bucket: Bucket, known: RankEvents, calls: Calls) -> BucketTime:
+def _bucket_time(backward: Pass, bucket: Bucket, events: RankEvents, calls: Calls) -> BucketTime:
     """Measure one bucket; of several calls, as of a hook, from the first launch to the last end."""
-    first, names = found.gradients[0], {*bucket.parameters}
-    own = [each for each in found.gradients if each.parameter in names]
+    rank, first, names = backward.rank, backward.gradients[0], {*bucket.parameters}
+    own = [gradient for gradient in backward.gradients if gradient.parameter in names]
     bare = BucketTime(
-        rank=found.rank,
-        backward=found.number,
-        step=known.spans.get((found.rank, first.parent), ""),
-        model=found.model,
+        rank=rank,
+        backward=backward.number,
+        step=events.spans.get((rank, first.parent), ""),
+        model=backward.model,
         index=bucket.index,
         bytes=bucket.bytes,
         built=bucket.built,
         parameters=bucket.parameters,
-        begins_ns=known.backward_start_ns(found.rank, first.start_ns),
-        ready=tuple((each.parameter, each.start_ns) for each in own),
-        never_ready=found.never_ready(bucket.parameters),
+        begins_ns=events.backward_start_ns(rank, first.start_ns),
+        ready=tuple((gradient.parameter, gradient.start_ns) for gradient in own),
+        never_ready=backward.never_ready(bucket.parameters),
     )
     if not calls:
         return bare

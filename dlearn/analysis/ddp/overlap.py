@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from dlearn.analysis.ddp.step_clock import device_note, gate_note, on_device, unseen_note
+from dlearn.analysis.ddp.step_clock import on_device, step_note
 from dlearn.analysis.ddp.training_steps import COMPUTED, TrainingStep, by_number, training_steps
 from dlearn.shown import Paragraph, RankNames, Result, Table, count_text, ms, time_text
 from dlearn.trace import Trace
@@ -77,9 +77,9 @@ class Overlap(Result, frozen=True):
         ranks = count_text(len({share.rank for share in shares}), "rank")
         said = f"{median(known):.0%} of the communication time is hidden behind the backward pass"
         said += f" (median of {count_text(len(self.steps), 'step')} on {ranks}{spread})"
-        waited = sum((Counter(share.waits) for share in shares), Counter[int]())
-        for rank, duration in waited.most_common(1):
-            longest = f"{self.labels[rank]}: {time_text(duration)}"
+        waited = sum((share.waits for share in shares), Counter[int]())
+        for rank, duration_ns in waited.most_common(1):
+            longest = f"{self.labels[rank]}: {time_text(duration_ns)}"
             said += f"; ranks stand waiting longest for {longest}"
         return said
 
@@ -89,13 +89,13 @@ class Overlap(Result, frozen=True):
         shares = [share for step in self.steps for share in step.shares]
         for share in shares[-_ROWS_SHOWN:]:
             row = [share.title, self.labels[share.rank]]
-            times, waits = share.times, share.waits
+            times = share.times
             if times is None:
                 table.append([*row, "not observed", "", "", "", ""])
                 continue
             hidden = "" if share.hidden is None else f"{share.hidden:.0%}"
             exposed = ms(times.exposed_transfer_ns), ms(times.exposed_waiting_ns)
-            longest = "".join(self.labels[rank] for rank, _ in Counter(waits).most_common(1))
+            longest = "".join(self.labels[rank] for rank, _ in share.waits.most_common(1))
             table.append([*row, ms(times.total_ns), hidden, *exposed, longest])
         return table
 
@@ -132,9 +132,8 @@ class Overlap(Result, frozen=True):
 def overlap(trace: Trace) -> Overlap:
     """Return how much communication is hidden in each step, and the step's critical path."""
     steps = by_number(training_steps(on_device(trace)))
-    found = [StepOverlap(tuple(of_ranks), critical_path(of_ranks)) for of_ranks in steps]
-    notes = device_note(trace) or unseen_note(trace), gate_note(trace)
-    return Overlap(tuple(found), trace.labels, " ".join(filter(None, notes)))
+    items = [StepOverlap(tuple(of_ranks), critical_path(of_ranks)) for of_ranks in steps]
+    return Overlap(tuple(items), trace.labels, step_note(trace))
 
 
 def critical_path(steps: Sequence[TrainingStep]) -> tuple[Leg, ...]:

@@ -17,7 +17,7 @@ from dlearn.trace import Trace
 
 @once
 def on_device(trace: Trace) -> Trace:
-    """Return the trace with stretches, gradients and collectives in the time of the GPUs.
+    """Return the trace with phase spans, gradients and collectives in the time of the GPUs.
 
     All or nothing: a GPU lags behind its CPU by as much as is queued, so the two kinds of times
     never stand side by side. Where one that is needed is not known, on any rank, it is the trace
@@ -27,8 +27,8 @@ def on_device(trace: Trace) -> Trace:
         whole = on_device(trace.whole)
         if whole is trace.whole:
             return trace
-        mine = {(event.rank, event.number) for event in trace.events}
-        events = tuple(event for event in whole.events if (event.rank, event.number) in mine)
+        selected = {(event.rank, event.number) for event in trace.events}
+        events = tuple(event for event in whole.events if (event.rank, event.number) in selected)
         return Trace(trace.path, trace.processes, events, trace.problems, whole)
     spans: dict[tuple[int, int], DeviceSpan] = {}
     for each in trace.processes:
@@ -64,21 +64,29 @@ def _moved(event: Event, span: DeviceSpan | None) -> Event:
     return event
 
 
-def device_note(trace: Trace) -> str:
-    """Say that the times are the GPUs', and by how much they may be wrong; "" of a host's times."""
+def clock_note(trace: Trace, launched: str = "") -> str:
+    """Say that the times are the GPUs', and by how much they may be wrong.
+
+    Of a host's times return `launched`, or say why a program that makes a DDP model shows no step.
+    """
     if on_device(trace) is trace:
-        return ""
-    spans = [span for each in trace.processes for span in each.device_spans.values()]
+        return launched or _unseen_note(trace)
+    spans = [span for process in trace.processes for span in process.device_spans.values()]
     error = time_text(max(span.error_ns for span in spans))
     text = "Times of the GPUs, by CUDA events; against those of the CPUs"
     return f"{text} they may be wrong by {error}."
+
+
+def step_note(trace: Trace, launched: str = "") -> str:
+    """Say whose clock the times are from, and which waiting was the gate's of a held job."""
+    return f"{clock_note(trace, launched)} {gate_note(trace)}".strip()
 
 
 @once
 def gate_note(trace: Trace) -> str:
     """Write "Held: rank 1 stood 2.01 s at the gate, and 2.00 s of the waiting for it were the gate's".
 
-    In a held job a rank may be late because its call was made to wait; "" of any other job.
+    In a job with breakpoints a rank may be late because its call was paused; "" of any other job.
     """
     lasting: dict[int, list[Interval]] = defaultdict(list)
     for span in trace.of(Span):
@@ -100,8 +108,7 @@ def gate_note(trace: Trace) -> str:
     return f"Held: {'; '.join(texts)}." if texts else ""
 
 
-def unseen_note(trace: Trace) -> str:
-    """Say why a program that makes a DDP model shows no step of it; "" where it does."""
+def _unseen_note(trace: Trace) -> str:
     firsts = trace.table.firsts
     made = any(isinstance(event, Collective) and event.role.startswith("DDP") for event in firsts)
     if trace.whole.rows.has(Gradient, PhaseSpan) or not made:

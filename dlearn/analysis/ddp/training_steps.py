@@ -141,12 +141,13 @@ class TrainingStep(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def times(self) -> Times | None:
         """Sum up the communication; None if it was not observed."""
+        if not self.observed:
+            return None
         sums: Counter[tuple[bool, Phase | None]] = Counter()
         for row in self.rows:
             sums[row.hidden, row.sent] += row.length_ns
         hidden = sums[True, "transfer"], sums[True, "waiting"]
-        exposed = sums[False, "transfer"], sums[False, "waiting"]
-        return Times(*hidden, *exposed) if self.observed else None
+        return Times(*hidden, sums[False, "transfer"], sums[False, "waiting"])
 
     @property
     def hidden(self) -> float | None:
@@ -155,13 +156,14 @@ class TrainingStep(msgspec.Struct, frozen=True, kw_only=True):
         return sum(times[:2]) / times.total_ns if times is not None and times.total_ns else None
 
     @property
-    def waits(self) -> dict[int, int]:
+    def waits(self) -> Counter[int]:
         """Sum up the exposed waiting for each rank, in ns; several may be waited for at once."""
-        waits: dict[int, int] = defaultdict(int)
+        waits: Counter[int] = Counter()
         for row in self.rows:
-            for rank in dict.fromkeys(one.last_rank for one in row.awaited):
-                waits[rank] += row.length_ns if row.phase == "waiting" else 0
-        return {rank: waited for rank, waited in waits.items() if waited}
+            if row.phase == "waiting":
+                for rank in dict.fromkeys(call.last_rank for call in row.awaited):
+                    waits[rank] += row.length_ns
+        return waits
 
 
 def _late_rank(row: StepRow) -> int | None:
@@ -171,8 +173,8 @@ def _late_rank(row: StepRow) -> int | None:
 
 def _part(phase: Phase, rows: Sequence[StepRow]) -> Part:
     last = rows[-1]
-    same = [one for one in last.awaited if one.last_rank == _late_rank(last)]
-    awaited = min(same, key=lambda one: one.last_arrival_ns, default=None)
+    same = [call for call in last.awaited if call.last_rank == _late_rank(last)]
+    awaited = min(same, key=lambda call: call.last_arrival_ns, default=None)
     return Part(phase, rows[0].start_ns, last.end_ns, awaited)
 
 
@@ -192,9 +194,9 @@ def training_steps(trace: Trace) -> tuple[TrainingStep, ...]:
     whole = by_rank(trace.whole)
     wanted = {(event.rank, event.number) for event in trace.of(PhaseSpan)}
     steps = []
-    for rank, all_stretches in whole.phase_spans.items():
-        for number, phase_spans in enumerate(_cut(all_stretches, whole.calls[rank])):
-            if not wanted.isdisjoint((rank, each.number) for each in phase_spans):
+    for rank, of_rank in whole.phase_spans.items():
+        for number, phase_spans in enumerate(_cut(of_rank, whole.calls[rank])):
+            if not wanted.isdisjoint((rank, span.number) for span in phase_spans):
                 steps.append(_step(number, rank, phase_spans, whole))
     return tuple(sorted(steps, key=lambda step: (step.number, step.rank)))
 
@@ -205,7 +207,7 @@ CalledEnd = tuple[Operation, End]
 class RankEvents(msgspec.Struct):
     """Events of each rank, in the order of start; of phase spans those that ended well.
 
-    `calls` are there where stretches are.
+    `calls` are known only of a trace with phase spans. `spans` are the names by rank and number.
     """
 
     phase_spans: dict[int, list[PhaseSpan]]
@@ -216,35 +218,36 @@ class RankEvents(msgspec.Struct):
     def backward_start_ns(self, rank: int, at_ns: int) -> int:
         """Return when the backward pass around this began; `at_ns` where that was not noted."""
         phase_spans = self.phase_spans[rank]
-        begun = bisect_right(phase_spans, at_ns, key=lambda each: each.start_ns)
-        for each in reversed(phase_spans[:begun]):
-            if each.phase == "backward":
-                return each.start_ns if at_ns <= (each.end_ns or 0) else at_ns
+        begun = bisect_right(phase_spans, at_ns, key=lambda span: span.start_ns)
+        for span in reversed(phase_spans[:begun]):
+            if span.phase == "backward":
+                return span.start_ns if at_ns <= (span.end_ns or 0) else at_ns
         return at_ns
 
 
 @once
 def by_rank(trace: Trace) -> RankEvents:
-    found = RankEvents(defaultdict(list), defaultdict(list), defaultdict(list), {})
-    found.spans.update({(span.rank, span.number): span.name for span in trace.of(Span)})
+    """Sort the events of a DDP program by rank; a forward pass begins with what DDP sends before it."""
+    events = RankEvents(defaultdict(list), defaultdict(list), defaultdict(list), {})
+    events.spans.update({(span.rank, span.number): span.name for span in trace.of(Span)})
     for gradient in trace.of(Gradient):
-        found.gradients[gradient.rank].append(gradient.start_ns)
+        events.gradients[gradient.rank].append(gradient.start_ns)
     for operation in operations(trace) if trace.rows.has(PhaseSpan) else ():
         for end in operation.ends:
-            found.calls[end.rank].append((operation, end))
-    for calls in found.calls.values():
+            events.calls[end.rank].append((operation, end))
+    for calls in events.calls.values():
         calls.sort(key=lambda call: call[1].start_ns)
-    for each in trace.of(PhaseSpan):
-        if each.end_ns is not None and not each.failed:
-            mine = found.phase_spans[each.rank]
-            start_ns = each.start_ns
-            if each.phase == "forward":  # With what DDP sends before it: buckets, buffers.
-                over_ns = mine[-1].end_ns or 0 if mine else 0
-                before = _between(found.calls[each.rank], over_ns, start_ns)
-                sent = (end for _, end in before if of_ddp(end) and end.phase == "forward")
-                start_ns = min((end.start_ns for end in sent), default=start_ns)
-            mine.append(replace(each, start_ns=start_ns))
-    return found
+    for span in trace.of(PhaseSpan):
+        if span.end_ns is None or span.failed:
+            continue
+        earlier = events.phase_spans[span.rank]
+        if span.phase == "forward":  # DDP sends buckets and buffers before it.
+            over_ns = earlier[-1].end_ns or 0 if earlier else 0
+            before = _between(events.calls[span.rank], over_ns, span.start_ns)
+            sent = (end.start_ns for _, end in before if of_ddp(end) and end.phase == "forward")
+            span = replace(span, start_ns=min(sent, default=span.start_ns))
+        earlier.append(span)
+    return events
 
 
 def _between(calls: Sequence[CalledEnd], after_ns: int, until_ns: int) -> Sequence[CalledEnd]:
@@ -279,33 +282,33 @@ def _blocks(end: End) -> bool:
 
 def _cut(phase_spans: Sequence[PhaseSpan], calls: Sequence[CalledEnd]) -> list[list[PhaseSpan]]:
     """Begin a step with the first forward pass after the end of the one before."""
-    by_optimizer = any(each.phase == "optimizer" for each in phase_spans)
+    by_optimizer = any(span.phase == "optimizer" for span in phase_spans)
     steps: list[list[PhaseSpan]] = []
-    over = False
-    for each in phase_spans:
-        if not steps or (over and each.phase == "forward"):
+    over = True
+    for span in phase_spans:
+        if not steps or (over and span.phase == "forward"):
             steps.append([])
             over = False
-        steps[-1].append(each)
-        if each.phase == "optimizer":
-            over = True
-        elif each.phase == "backward" and not by_optimizer:
-            over = over or any(of_ddp(end) for _, end in _within(calls, each))
+        steps[-1].append(span)
+        if by_optimizer:
+            over |= span.phase == "optimizer"
+        elif span.phase == "backward":
+            over |= any(of_ddp(end) for _, end in _within(calls, span))
     return steps
 
 
-def _step(number: int, rank: int, phase_spans: Sequence[PhaseSpan], found: RankEvents) -> TrainingStep:
+def _step(number: int, rank: int, phase_spans: Sequence[PhaseSpan], events: RankEvents) -> TrainingStep:
     calls: list[StepCall] = []
     marks: list[Interval] = []
     others = 0
     for phase_span in phase_spans:
         end_ns = phase_span.end_ns or 0
         marks.append((phase_span.start_ns, end_ns, phase_span.phase))
-        ready = bisect_right(found.gradients[rank], end_ns)
+        ready = bisect_right(events.gradients[rank], end_ns)
         if phase_span.phase == "backward" and ready:
-            last_ns = found.gradients[rank][ready - 1]
+            last_ns = events.gradients[rank][ready - 1]
             marks.append((phase_span.start_ns, last_ns, "gradients to come"))
-        for operation, end in _within(found.calls[rank], phase_span):
+        for operation, end in _within(events.calls[rank], phase_span):
             if not (_blocks(end) or (of_ddp(end) and end.phase == phase_span.phase)):
                 others += 1
                 continue
@@ -318,9 +321,9 @@ def _step(number: int, rank: int, phase_spans: Sequence[PhaseSpan], found: RankE
     return TrainingStep(
         number=number,
         rank=rank,
-        title=found.spans.get((rank, phase_spans[0].parent)) or f"training step {number}",
+        title=events.spans.get((rank, phase_spans[0].parent)) or f"training step {number}",
         start_ns=phase_spans[0].start_ns,
-        end_ns=max(each.end_ns or 0 for each in phase_spans),
+        end_ns=max(span.end_ns or 0 for span in phase_spans),
         rows=tuple(starmap(_row, pieces(marks))),
         calls=tuple(calls),
         others=others,
@@ -335,21 +338,21 @@ def pieces(intervals: Iterable[Interval]) -> Iterator[tuple[int, int, list[str |
     """Cut time wherever something begins or ends; yield what lasts in each piece."""
     begins: dict[int, list[Interval]] = defaultdict(list)
     times: set[int] = set()
-    for each in intervals:
-        if each[0] < each[1]:
-            begins[each[0]].append(each)
-            times.update(each[:2])
+    for interval in intervals:
+        if interval[0] < interval[1]:
+            begins[interval[0]].append(interval)
+            times.update(interval[:2])
     lasting: list[Interval] = []
     for start_ns, end_ns in pairwise(sorted(times)):
         lasting = [each for each in (*lasting, *begins[start_ns]) if each[1] > start_ns]
         yield start_ns, end_ns, [what for _, _, what in lasting]
 
 
-def _call(operation: Operation, end: End, stretch_end_ns: int) -> StepCall:
+def _call(operation: Operation, end: End, phase_end_ns: int) -> StepCall:
     last_arrival_ns = waited_until_ns(operation, end)
     if end.end_ns is None or end.failed or last_arrival_ns is None:
         return StepCall(operation, end.start_ns, end.start_ns, None)
-    over_ns = min(end.end_ns, stretch_end_ns)
+    over_ns = min(end.end_ns, phase_end_ns)
     began_ns = min(max(last_arrival_ns, end.start_ns), over_ns)
     return StepCall(operation, end.start_ns, began_ns, over_ns)
 

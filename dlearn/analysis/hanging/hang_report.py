@@ -34,25 +34,25 @@ def report(found: Sequence[Hang], trace: Trace, notes: Mapping[int, str] | None 
 
     `notes` adds what the trace does not know of a rank: {1: "has returned from its function"}.
     """
-    told: list[HangReport] = []
+    reports: list[HangReport] = []
     rest = _without_outer_calls(found)
     while rest:
         hang = rest.pop(0)
-        behind = [each for each in rest if _is_behind(each.operation, hang)]
-        rest = [each for each in rest if each not in behind]
+        behind = [later for later in rest if _is_behind(later.operation, hang)]
+        rest = [later for later in rest if later not in behind]
         circle = _circle(hang, rest)
-        if circle:
-            rest = [each for each in rest if each not in circle]
-            speaker: int | None = min(each.waiting[0] for each in circle)
-            told.append(HangReport(speaker, _circle_sentence(circle, trace), circle[0]))
+        if circle:  # It is sorted: the first waits on the lowest rank.
+            rest = [later for later in rest if later not in circle]
+            sentence = _circle_sentence(circle, trace)
+            reports.append(HangReport(circle[0].waiting[0], sentence, circle[0]))
             continue
         sentence, exchange = hang_sentence(hang, trace, notes), hang.operation.exchange
         if behind:
-            calls = [f"{each.operation.op} #{each.operation.seq}" for each in behind]
+            calls = [f"{later.operation.op} #{later.operation.seq}" for later in behind]
             sentence += f"; behind it {waits(len(calls))} {listed(calls)}"
         speaker = exchange.src if exchange is not None else min(hang.waiting, default=None)
-        told.append(HangReport(speaker, sentence, hang))
-    return told
+        reports.append(HangReport(speaker, sentence, hang))
+    return reports
 
 
 # What hangs because of something else -------------------------------------------------------------
@@ -65,20 +65,22 @@ def _is_behind(later: Operation, hang: Hang) -> bool:
         return False
     if not all(isinstance(each.ends[0], Collective) for each in (first, later)):
         return False
-    return bool(later.missing) and {*later.missing} <= {*first.missing, *hang.waiting}
+    return bool(later.missing) and {*first.missing, *hang.waiting}.issuperset(later.missing)
 
 
 def _without_outer_calls(found: Sequence[Hang]) -> list[Hang]:
     """Leave out a call by RPC whose function itself hangs in a call that it made."""
-    exchanges = [hang.operation.exchange for hang in found]
-    calls = [each.call for each in exchanges if each is not None]
-    makers = {(call.rank, call.parent) for call in calls if call is not None}
-    kept = []
-    for hang, each in zip(found, exchanges, strict=True):
-        run = None if each is None else each.run
-        if run is None or (run.rank, run.number) not in makers:
-            kept.append(hang)
-    return kept
+    makers = set()
+    for hang in found:
+        exchange = hang.operation.exchange
+        if exchange is not None and exchange.call is not None:
+            makers.add((exchange.call.rank, exchange.call.parent))
+
+    def is_outer(hang: Hang) -> bool:
+        run = hang.operation.exchange.run if hang.operation.exchange is not None else None
+        return run is not None and (run.rank, run.number) in makers
+
+    return [hang for hang in found if not is_outer(hang)]
 
 
 def _circle(first: Hang, rest: Sequence[Hang]) -> list[Hang]:
@@ -113,9 +115,6 @@ def _stuck_text(hang: Hang, trace: Trace) -> str:
     if bucket is not None and len(hooks) == 1:
         text = f"bucket {bucket.index}: {first_few(bucket.parameters, _PARAMETERS_LISTED)}"
     return call_text(end, _group_text(operation.group, None, trace), text)
-
-
-# One hang -----------------------------------------------------------------------------------------
 
 
 def hang_sentence(hang: Hang, trace: Trace, notes: Mapping[int, str] | None = None) -> str:
@@ -154,11 +153,12 @@ def _rpc_sentence(operation: Operation, trace: Trace) -> str:
 def _busy_text(rank: int, trace: Trace) -> str:
     """Name the functions on this worker's threads, if each has made a call and waits for the answer."""
     runs, makers = [], set()
-    for each in trace.whole.rpc.exchanges:
-        if each.run is not None and each.run.pending and each.run.rank == rank:
-            runs.append(each.run)
-        if each.call is not None and each.call.pending and each.call.rank == rank:
-            makers.add(each.call.parent)
+    for exchange in trace.whole.rpc.exchanges:
+        run, call = exchange.run, exchange.call
+        if run is not None and run.pending and run.rank == rank:
+            runs.append(run)
+        if call is not None and call.pending and call.rank == rank:
+            makers.add(call.parent)
     if not runs or not all(run.number in makers for run in runs):
         return ""
     counts = Counter(run.function for run in runs).most_common()
@@ -168,7 +168,10 @@ def _busy_text(rank: int, trace: Trace) -> str:
 
 
 class Never(NamedTuple):
-    """Why a rank never made a call: what it never `did` before (`brief`: in few words), `but` what is known."""
+    """The reason why a rank never made a call.
+
+    `did` is what it never did before it (`brief`: in few words), `but` what is known of the rank.
+    """
 
     but: str
     did: str = ""
@@ -187,14 +190,14 @@ def never(operation: Operation, rank: int, trace: Trace, notes: Mapping[int, str
     if call is None and refused is not None and refused.op == operation.op:
         but = f"its {call_text(refused)} was refused at once: {refused.error}"
         return Never(but, "came to it", "came to it")
-    found = unready(operation, rank, trace)
-    if found is None:
+    gradients = unready(operation, rank, trace)
+    if gradients is None:
         return Never(but)
-    if not found.begun:
-        began = f"began backward pass {found.backward_pass}"
+    if not gradients.begun:
+        began = f"began backward pass {gradients.backward_pass}"
         return Never(but, began, began)
-    names = first_few(found.parameters, _PARAMETERS_LISTED)
-    did = f"produced the gradients of {names} in backward pass {found.backward_pass}"
+    names = first_few(gradients.parameters, _PARAMETERS_LISTED)
+    did = f"produced the gradients of {names} in backward pass {gradients.backward_pass}"
     return Never(but, did, f"produced {names}")
 
 
@@ -209,9 +212,9 @@ def why_missing(
     missing = operation.missing
     texts = []
     for rank in missing[:_NAMES_LISTED]:
-        found = never(operation, rank, trace, notes)
-        did = (found.brief if brief else found.did) or _verb(operation)
-        but = f", {found.but}" if found.but and not brief else ""
+        reason = never(operation, rank, trace, notes)
+        did = (reason.brief if brief else reason.did) or _verb(operation)
+        but = f", {reason.but}" if reason.but and not brief else ""
         texts.append(f"{trace.label(rank)} never {did}{but}")
     if len(missing) > _NAMES_LISTED:
         texts.append(f"and {len(missing) - _NAMES_LISTED:,} more")
@@ -295,9 +298,6 @@ def pace_text(pace: Pace) -> str:
     each_second = f"{rate:,.0f}" if rate >= 10 else f"{rate:,.1f}"
     text = f"{slow}{pace.ended:,} operations in {seconds:.3g} s, {each_second} a second"
     return f"{text}; the last ended {silent} before the end"
-
-
-# Calls --------------------------------------------------------------------------------------------
 
 
 def call_text(call: End, group: str = "", bucket: str = "") -> str:

@@ -1,8 +1,11 @@
-"""What ranks do by themselves between messages: parts of a training step, the user's spans, functions called by RPC,
-gradients that fill DDP's buckets, and contexts and nodes of distributed autograd.
+"""What ranks do by themselves between messages.
 
-In a pipeline, a rank's spans F0, F1, ... and B0, B1, ... are the forward and the backward passes of micro-batch 0, 1,
-... Between the two the stage keeps what the backward pass needs. This is inferred from the names.
+These are the phases of a training step, the user's spans, functions called by RPC, gradients that
+fill DDP's buckets, and contexts and nodes of distributed autograd.
+
+In a pipeline, a rank's spans F0, F1, ... and B0, B1, ... are the forward and the backward passes of
+micro-batch 0, 1, ... Between the two the stage keeps what the backward pass needs. This is inferred
+from the names.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from dlearn.analysis.ddp.bucket_times import BucketTime, bucket_times
-from dlearn.analysis.replay.steps import Change, ProgramParts, StatePanel, Step, WalkSource
+from dlearn.analysis.replay.steps import Change, ProgramParts, StatePanel, Step, WalkParts
 from dlearn.events.event import AutogradNode, Bucket, Collective, PhaseSpan, PointToPoint, RpcCall, RpcRun, Span
 from dlearn.events.event_table import EventTable, Mask, Rows
 from dlearn.join.autograd_graph import Node, join_graph
@@ -25,51 +28,46 @@ from dlearn.join.tables.message_table import Message
 from dlearn.shown import count_text
 from dlearn.trace import Trace
 
-BOARD = "Micro-batches kept from their forward to their backward pass (inferred)"
+MICRO_BATCHES = "Micro-batches kept from their forward to their backward pass (inferred)"
 NOTE = "Spans F0 and B0 are taken for the forward and the backward pass of micro-batch 0; what is kept is inferred."
 _NAME = re.compile(r"([FB])(\d{1,4})")
-_STRETCHES = {"forward": "its forward pass", "backward": "its backward pass", "optimizer": "the optimizer's step"}
+_PHASES = {"forward": "its forward pass", "backward": "its backward pass", "optimizer": "the optimizer's step"}
 
 
-def local_activity(trace: Trace, messages: Sequence[Message]) -> WalkSource:
-    """Make a step for each phase of a training step, innermost span, and function run by RPC."""
-    source = WalkSource()
+def local_activity(trace: Trace, messages: Sequence[Message], walk: WalkParts) -> None:
+    """Add a step for each phase of a training step, innermost span, and function run by RPC."""
     alone, parts = spans_without_calls(trace), ProgramParts(trace)
     pipeline = kept(alone.values())
     of_torch = 0
     for event in trace.of(PhaseSpan, Span, RpcRun):
-        changes: tuple[Change, ...] = ()
-        more = ""
+        change, more = pipeline.get((event.rank, event.number), (None, ""))
         match event:
             case PhaseSpan():
-                told, mark = f"begins {_STRETCHES.get(event.phase, event.phase)}", event.phase
+                does, mark = f"begins {_PHASES.get(event.phase, event.phase)}", event.phase
             case Span() if (event.rank, event.number) in alone:
-                told, mark = f"begins {event.name}", event.name
-                if (event.rank, event.number) in pipeline:
-                    change, more = pipeline[event.rank, event.number]
-                    changes = (change,)
+                does, mark = f"begins {event.name}", event.name
             case RpcRun():
                 mark = event.function.rpartition(".")[2]
-                told = f"runs {mark}()"
+                does = f"runs {mark}()"
                 if mark.startswith("_"):
                     of_torch += 1
                     continue
             case _:
                 continue
         span, phase = parts.of_event(event)
-        source.steps.append(
-            Step(
-                rank=event.rank, at_ns=event.start_ns, until_ns=event.end_ns, mark=mark, op="work", changes=changes,
-                span=span, phase=phase, sentence=f"{trace.label(event.rank)} {told} (observed).{more}",
-            )
+        changes = () if change is None else (change,)
+        step = Step(
+            rank=event.rank, at_ns=event.start_ns, until_ns=event.end_ns, mark=mark, op="work",
+            changes=changes, span=span, phase=phase,
+            sentence=f"{trace.label(event.rank)} {does} (observed).{more}",
         )  # fmt: skip
+        walk.steps.append(step)
     if pipeline:
-        source.panels.append(StatePanel(BOARD, lasting=True))
-        source.notes.append(NOTE)
+        walk.panels.append(StatePanel(MICRO_BATCHES, lasting=True))
+        walk.notes.append(NOTE)
     if of_torch:
         runs = count_text(of_torch, "run")
-        source.notes.append(f"Not among the steps: {runs} of functions that torch calls for itself.")
-    return source
+        walk.notes.append(f"Not among the steps: {runs} of functions that torch calls for itself.")
 
 
 def spans_without_calls(trace: Trace) -> dict[tuple[int, int], Span]:
@@ -92,25 +90,25 @@ def _around(table: EventTable, inner: Rows, is_span: Mask) -> Mask:
     return found
 
 
-def kept(local_activity: Iterable[Span]) -> dict[tuple[int, int], tuple[Change, str]]:
-    """Map rank and number of a pipeline's span to what its rank keeps from then on, and that in words."""
-    passes = sorted((each for each in local_activity if _NAME.fullmatch(each.name)), key=lambda each: each.start_ns)
-    names = {(each.rank, each.name) for each in passes}
+def kept(spans: Iterable[Span]) -> dict[tuple[int, int], tuple[Change, str]]:
+    """Map rank and number of a pipeline's span to what its rank keeps from then on, and a sentence."""
+    passes = [span for span in spans if _NAME.fullmatch(span.name)]
+    names = {(span.rank, span.name) for span in passes}
     held: dict[int, set[int]] = defaultdict(set)
-    found: dict[tuple[int, int], tuple[Change, str]] = {}
-    for each in passes:
-        way, number = each.name[0], int(each.name[1:])
-        if not {(each.rank, f"F{number}"), (each.rank, f"B{number}")} <= names:
+    changes: dict[tuple[int, int], tuple[Change, str]] = {}
+    for span in sorted(passes, key=lambda span: span.start_ns):
+        rank, number = span.rank, int(span.name[1:])
+        if not {(rank, f"F{number}"), (rank, f"B{number}")} <= names:
             continue
-        now = held[each.rank]
-        if way == "F":
-            now.add(number)
+        if span.name[0] == "F":
+            held[rank].add(number)
+            change = Change(MICRO_BATCHES, rank, number, f"micro-batch {number}", 1.0)
         else:
-            now.discard(number)
-        text, share = (f"micro-batch {number}", 1.0) if way == "F" else ("", 0.0)
-        change = Change(BOARD, each.rank, number, text, share)
-        found[each.rank, each.number] = change, f" Kept for backward passes to come: {len(now)} (inferred)."
-    return found
+            held[rank].discard(number)
+            change = Change(MICRO_BATCHES, rank, number, "", 0.0)
+        count = len(held[rank])
+        changes[rank, span.number] = change, f" Kept for backward passes to come: {count} (inferred)."
+    return changes
 
 
 # DDP's backward pass: gradients become ready, fill their buckets, and these travel -----------------------------------
@@ -120,68 +118,68 @@ BUCKETS = "Buckets of gradients"
 _MOST_STEPS = 120
 """Where there would be more gradients, a step is the last one of a bucket."""
 _Names = dict[tuple[int, int], tuple[int, str]]
+"""Model and index of a bucket -> its index in the panel, and its name there."""
 
 
-def gradients(trace: Trace, messages: Sequence[Message]) -> WalkSource:
-    """Make a step for each gradient, or each full bucket, with the state of all buckets."""
-    source = WalkSource()
-    found = [each for each in bucket_times(trace).items if each.ready]
-    every = sum(len(each.ready) for each in found) <= _MOST_STEPS
-    # (model, index) of a bucket -> its place on the board, and what it is called there.
+def gradients(trace: Trace, messages: Sequence[Message], walk: WalkParts) -> None:
+    """Add a step for each gradient, or each full bucket, with the state of all buckets."""
     names: _Names = {}
-    keys = sorted({(each.model, each.index) for each in trace.whole.of(Bucket)})
+    keys = sorted({(bucket.model, bucket.index) for bucket in trace.whole.of(Bucket)})
     several = len({model for model, _ in keys}) > 1
-    for place, (model, index) in enumerate(keys):
+    for row, (model, index) in enumerate(keys):
         name = f"model {model}, bucket {index}" if several else f"bucket {index}"
-        names[model, index] = place, name
-    for each in found:
-        source.steps += _filling(each, trace, names, every=every)
-    source.changes.update(_travelling(messages, names))
-    if source.steps or source.changes:
-        source.panels.append(StatePanel(BUCKETS, lasting=True))
-        if source.steps and not every:
-            source.notes.append("A step is the last gradient of a bucket; the others before it are not steps.")
-    return source
+        names[model, index] = row, name
+    filled = [bucket for bucket in bucket_times(trace).items if bucket.ready]
+    every = sum(len(bucket.ready) for bucket in filled) <= _MOST_STEPS
+    for bucket in filled:
+        walk.steps += _filling(bucket, trace, names, every=every)
+    travelled = _travelling(messages, names, walk)
+    if filled or travelled:
+        walk.panels.append(StatePanel(BUCKETS, lasting=True))
+    if not every:
+        last = "A step is the last gradient of a bucket; the others before it are not steps."
+        walk.notes.append(last)
 
 
 def _filling(bucket: BucketTime, trace: Trace, names: _Names, *, every: bool) -> list[Step]:
+    """Make a step for each gradient of a bucket, or, unless `every`, for the last one only."""
     steps = []
     count = len(bucket.parameters)
-    at, name = names[bucket.model, bucket.index]
+    row, name = names[bucket.model, bucket.index]
     for number, (parameter, at_ns) in enumerate(bucket.ready, 1):
         if not every and number < len(bucket.ready):
             continue
-        text = f"the gradient of {parameter} is ready: {number} of {count} in {name}"
+        ready = f"the gradient of {parameter} is ready: {number} of {count} in {name}"
         full = ", which is full" if number == count else ""
-        change = Change(BUCKETS, bucket.rank, at, f"{name}: {number} of {count} ready", number / count / 2)
-        steps.append(
-            Step(
-                rank=bucket.rank, at_ns=at_ns, op="gradient", mark=parameter, changes=(change,),
-                span=bucket.step, phase="backward",
-                sentence=f"{trace.label(bucket.rank)}: {text}{full} (observed).",
-            )
+        state = f"{name}: {number} of {count} ready"
+        change = Change(BUCKETS, bucket.rank, row, state, number / count / 2)
+        step = Step(
+            rank=bucket.rank, at_ns=at_ns, op="gradient", mark=parameter, changes=(change,),
+            span=bucket.step, phase="backward",
+            sentence=f"{trace.label(bucket.rank)}: {ready}{full} (observed).",
         )  # fmt: skip
+        steps.append(step)
     return steps
 
 
-def _travelling(messages: Sequence[Message], names: _Names) -> dict[int, list[Change]]:
-    """Mark a bucket's travel with its first message, and its average with the last one, if all came."""
-    places: dict[int, list[int]] = defaultdict(list)
-    for place, message in enumerate(messages):
-        carried = message.operation.bucket is not None and isinstance(message.operation.ends[0], Collective)
-        if carried and message.how != "missing":
-            places[id(message.operation)].append(place)
-    changes: dict[int, list[Change]] = defaultdict(list)
-    for of_one in places.values():
-        operation = messages[of_one[0]].operation
+def _travelling(messages: Sequence[Message], names: _Names, walk: WalkParts) -> bool:
+    """Mark a bucket's travel with its first message, and its average with the last, if all came."""
+    sent: dict[int, list[int]] = defaultdict(list)
+    for index, message in enumerate(messages):
+        operation = message.operation
+        is_bucket = operation.bucket is not None and isinstance(operation.ends[0], Collective)
+        if is_bucket and message.how != "missing":
+            sent[id(operation)].append(index)
+    for first, *others in sent.values():
+        operation = messages[first].operation
         assert operation.bucket is not None
-        at, name = names[operation.bucket.model, operation.bucket.index]
-        stages = [(of_one[0], "travels", 0.75)]
-        if len(of_one) == message_count(operation):
-            stages.append((of_one[-1], "averaged", 1.0))
-        for place, text, share in stages:
-            changes[place] += [Change(BUCKETS, rank, at, f"{name}: {text}", share) for rank in operation.group.members]
-    return changes
+        row, name = names[operation.bucket.model, operation.bucket.index]
+        for rank in operation.group.members:
+            walk.changes[first].append(Change(BUCKETS, rank, row, f"{name}: travels", 0.75))
+            if 1 + len(others) == message_count(operation):
+                last = others[-1] if others else first
+                walk.changes[last].append(Change(BUCKETS, rank, row, f"{name}: averaged", 1.0))
+    return bool(sent)
 
 
 # Distributed autograd: which contexts each worker holds -------------------------------------------
@@ -193,15 +191,16 @@ _MOST_NODES = 150
 _SHARES = {"": 0.0, "open": 0.3, "has gradients": 1.0, "step is done": 0.6}
 
 
-def contexts(trace: Trace, messages: Sequence[Message]) -> WalkSource:
+def contexts(trace: Trace, messages: Sequence[Message], walk: WalkParts) -> None:
     """Follow which contexts each worker holds, and whether gradients are in them.
 
-    A worker knows of a context from the first call with its number; gradients are there after a backward pass.
+    A worker knows of a context from the first call with its number; gradients are there after a
+    backward pass.
     """
-    source = WalkSource()
     begun = _from_the_first_on(trace, messages)
     numbers: dict[int, int] = {}
-    held: dict[tuple[int, int], str] = {}
+    held: dict[tuple[int, int], str] = defaultdict(str)
+    changed = False
     for place, message in enumerate(messages):
         exchange = message.operation.exchange
         if exchange is None or exchange.context is None:
@@ -209,18 +208,16 @@ def contexts(trace: Trace, messages: Sequence[Message]) -> WalkSource:
         index = numbers.setdefault(exchange.context, len(numbers))
         if exchange.context not in begun or message.how == "missing":
             continue
-        for rank, text in _after(message, held.get((message.dst, index), ""), held.get((message.src, index), "")):
-            if held.get((rank, index), "") == text:
-                continue
-            held[rank, index] = text
-            told = f"context {index}: {text}" if text else ""
-            source.changes.setdefault(place, []).append(Change(CONTEXTS, rank, index, told, _SHARES[text]))
-    if source.changes:
-        source.panels.append(StatePanel(CONTEXTS, lasting=True))
-        source.notes.append(
-            "Contexts are numbered in the order of their first message; what is in them is inferred from the messages."
-        )
-    return source
+        for rank, text in _after(message, held[message.dst, index], held[message.src, index]):
+            if held[rank, index] != text:
+                held[rank, index], changed = text, True
+                state = f"context {index}: {text}" if text else ""
+                change = Change(CONTEXTS, rank, index, state, _SHARES[text])
+                walk.changes[place].append(change)
+    if changed:
+        walk.panels.append(StatePanel(CONTEXTS, lasting=True))
+        numbered = "Contexts are numbered in the order of their first message"
+        walk.notes.append(f"{numbered}; what is in them is inferred from the messages.")
 
 
 def _from_the_first_on(trace: Trace, messages: Sequence[Message]) -> set[int]:
@@ -254,34 +251,30 @@ def _after(message: Message, at_receiver: str, at_sender: str) -> list[tuple[int
 # The distributed backward pass: the nodes of the autograd graph -------------------------------------------------------
 
 
-def nodes(trace: Trace, messages: Sequence[Message]) -> WalkSource:
-    """Make a step for each node of the contexts that these messages belong to."""
-    source = WalkSource()
+def nodes(trace: Trace, messages: Sequence[Message], walk: WalkParts) -> None:
+    """Add a step for each node of the contexts that these messages belong to."""
     known = {event.context for event in trace.of(AutogradNode)}
     parts, spans = ProgramParts(trace), dict[int, str]()
-    for each in messages:
-        exchange = each.operation.exchange
+    for message in messages:
+        exchange = message.operation.exchange
         if exchange is not None and exchange.context in known and exchange.context not in spans:
-            spans[exchange.context] = parts.span_of(each.operation)
+            spans[exchange.context] = parts.span_of(message.operation)
     for context, span in spans.items():
         graph = join_graph(trace, context)
         if len(graph.nodes) > _MOST_NODES:
-            source.notes.append(
-                f"A graph of {len(graph.nodes)} nodes is too large to be played: draw.autograd shows it."
-            )
+            too_large = f"A graph of {len(graph.nodes)} nodes is too large to be played"
+            walk.notes.append(f"{too_large}: draw.autograd shows it.")
             continue
-        for place, node in enumerate(graph.nodes):
+        for row, node in enumerate(graph.nodes):
             if node.start_ns is None:
                 continue
-            source.steps.append(
-                Step(
-                    rank=node.key.rank, at_ns=node.start_ns, until_ns=node.end_ns, mark=node.short, op="node",
-                    sentence=_node_sentence(node, trace), highlighted=(len(source.graphs), place), span=span,
-                    phase="backward",
-                )
+            step = Step(
+                rank=node.key.rank, at_ns=node.start_ns, until_ns=node.end_ns, mark=node.short,
+                op="node", sentence=_node_sentence(node, trace), span=span, phase="backward",
+                highlighted=(len(walk.graphs), row),
             )  # fmt: skip
-        source.graphs.append(graph)
-    return source
+            walk.steps.append(step)
+        walk.graphs.append(graph)
 
 
 def _node_sentence(node: Node, trace: Trace) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
 
 import msgspec
 import numpy as np
@@ -17,24 +17,24 @@ from dlearn.trace import Trace
 
 
 class Change(msgspec.Struct, frozen=True):
-    """A change of what `rank` holds in a place of a board; "" is nothing. `share` is from 0 to 1.
+    """A change of what `rank` holds at an index of a panel; "" is nothing. `share` is from 0 to 1.
 
     `owners` are the ranks whose part is in it, where that is known.
     """
 
     panel: str
     rank: int
-    place: int
+    index: int
     text: str
     share: float
     owners: tuple[int, ...] = ()
 
 
 class StatePanel(msgspec.Struct, frozen=True):
-    """The state of one thing on each rank, in numbered places: pieces of a tensor, or buckets of a model.
+    """The state of one thing on each rank, by index: pieces of a tensor, or buckets of a model.
 
-    `start` is what they hold before the first step. A `lasting` one stays in sight; the others are of one operation, in
-    pieces that are known by their numbers.
+    `start` is what ranks hold before the first step. A `lasting` panel stays in sight; the others
+    belong to one operation, in pieces that are known by their numbers.
     """
 
     title: str
@@ -43,11 +43,12 @@ class StatePanel(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """A message, or something that `rank` does by itself from `at_ns` to `until_ns`, with a `mark` for pictures.
+    """A message, or local activity of `rank` from `at_ns` to `until_ns`, with a `mark` for pictures.
 
-    `span` is the outermost of the user's around it, `phase` that of the training step. `lit` are a graph of the walk
-    and a node in it that runs now. Of a hang, `waiting` ranks wait for `absent` ones, and `rank` is the first of them;
-    `never` are the pairs of ranks between which nothing was sent.
+    `span` is the user's outermost span around it, `phase` that of the training step. `highlighted`
+    are a graph of the walk and a node in it that runs now. Of a hang, `waiting` ranks wait for
+    `absent` ones, and `rank` is the first of them; `never` are the pairs of ranks between which
+    nothing was sent.
     """
 
     rank: int
@@ -69,11 +70,11 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def part(self) -> str:
         """Return where in the program it is: "step 3 · backward"."""
-        return " · ".join(each for each in (self.span, self.phase) if each)
+        return " · ".join(filter(None, (self.span, self.phase)))
 
     @property
     def moment(self) -> tuple[object, ...]:
-        """Return what is equal for steps of one moment: operation and step; one value for all of ranks' own."""
+        """Return what is equal for steps of one moment: operation and step; of activity, (None,)."""
         message = self.message
         if message is None:
             return (None,)
@@ -83,7 +84,11 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Walkthrough(msgspec.Struct, frozen=True, kw_only=True):
-    """All steps in their order. `notes` say what the signs mean, what is inferred, and what was left out."""
+    """All steps in their order.
+
+    `notes` say what the signs mean, what is inferred, and what was left out. `labels` are the ranks
+    in the picture, from the left.
+    """
 
     title: str
     steps: tuple[Step, ...]
@@ -91,30 +96,34 @@ class Walkthrough(msgspec.Struct, frozen=True, kw_only=True):
     graphs: tuple[AutogradGraph, ...]
     notes: tuple[str, ...]
     labels: RankNames
-    """The ranks in the picture, from the left."""
 
     @property
     def messages(self) -> tuple[Message, ...]:
         return tuple(step.message for step in self.steps if step.message is not None)
 
-    def held(self, panel: StatePanel, place: int) -> dict[tuple[int, int], Change]:
-        """Return what stands on the board after so many steps, by rank and place."""
-        later = (change for step in self.steps[:place] for change in step.changes if change.panel == panel.title)
-        return {(change.rank, change.place): change for change in (*panel.start, *later)}
+    def held(self, panel: StatePanel, count: int) -> dict[tuple[int, int], Change]:
+        """Return the state of a panel after `count` steps, by rank and index."""
+        held = {(change.rank, change.index): change for change in panel.start}
+        for step in self.steps[:count]:
+            for change in step.changes:
+                if change.panel == panel.title:
+                    held[change.rank, change.index] = change
+        return held
 
 
-class WalkSource(msgspec.Struct):
-    """Steps, boards and notes of one kind. `changes`, and `words` after the sentence, are by a message's place."""
+class WalkParts:
+    """The parts of a walk while it is made: each kind of activity adds its own to them.
 
-    panels: list[StatePanel] = msgspec.field(default_factory=list)
-    changes: dict[int, list[Change]] = msgspec.field(default_factory=dict)
-    words: dict[int, str] = msgspec.field(default_factory=dict)
-    steps: list[Step] = msgspec.field(default_factory=list)
-    graphs: list[AutogradGraph] = msgspec.field(default_factory=list)
-    notes: list[str] = msgspec.field(default_factory=list)
+    `changes`, and `words` after the sentence, go by the index of a message.
+    """
 
-
-# Where in the program ------------------------------------------------------------------------------------------------
+    def __init__(self) -> None:
+        self.panels: list[StatePanel] = []
+        self.changes: dict[int, list[Change]] = defaultdict(list)
+        self.words: dict[int, str] = {}
+        self.steps: list[Step] = []
+        self.graphs: list[AutogradGraph] = []
+        self.notes: list[str] = []
 
 
 class ProgramParts:
@@ -122,11 +131,10 @@ class ProgramParts:
 
     def __init__(self, trace: Trace) -> None:
         self._names = _outermost(trace.whole)
-        self._callers = {
-            (each.run.rank, each.run.number): each.call
-            for each in trace.whole.rpc.exchanges
-            if each.run is not None and each.call is not None
-        }
+        self._callers: dict[tuple[int, int], Event] = {}
+        for exchange in trace.whole.rpc.exchanges:
+            if exchange.run is not None and exchange.call is not None:
+                self._callers[exchange.run.rank, exchange.run.number] = exchange.call
 
     def of_event(self, event: Event) -> tuple[str, str]:
         """Return span and phase of an event; of what an RPC runs, its caller's span."""
@@ -141,10 +149,10 @@ class ProgramParts:
 
     def span_of(self, operation: Operation) -> str:
         """Return its span on the first rank that called or caused it in one."""
-        calls: Sequence[Event] = operation.ends
         if operation.exchange is not None:
-            calls = (operation.exchange.cause,) if operation.exchange.cause is not None else ()
-        return next((name for call in calls if (name := self._around(call))), "")
+            cause = operation.exchange.cause
+            return "" if cause is None else self._around(cause)
+        return next(filter(None, map(self._around, operation.ends)), "")
 
     def _around(self, event: Event) -> str:
         return self._names.get((event.rank, event.parent), "") if event.parent is not None else ""
@@ -152,7 +160,7 @@ class ProgramParts:
 
 @once
 def _outermost(whole: Trace) -> dict[tuple[int, int], str]:
-    """Map rank and number of each event that encloses others to the outermost span that it is, or is in."""
+    """Map rank and number of each enclosing event to the outermost span that it is, or is in."""
     table = whole.table
     enclosing = np.setdiff1d(table.parent_row, [-1])
     names: dict[tuple[int, int], str] = {}

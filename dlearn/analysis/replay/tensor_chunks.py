@@ -14,7 +14,7 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence, Set
 from itertools import count, pairwise
 
-from dlearn.analysis.replay.steps import Change, StatePanel, WalkSource
+from dlearn.analysis.replay.steps import Change, StatePanel, WalkParts
 from dlearn.events.event import Collective
 from dlearn.join.ends import family_of_op
 from dlearn.join.operation_messages import message_count, messages_of
@@ -28,23 +28,28 @@ _MOST_PIECES = 128
 """As many as gloo's ring of 64 ranks cuts its data into."""
 _MOST_NAMES = 4
 _UNKNOWN = -1
+_INFERRED = "What a rank holds is inferred from which parts were sent: values are never recorded."
+_REDUCTION = "The sum may be a maximum or another reduction: which one, the trace does not say."
 _NOT_SHOWN = "What ranks hold is not shown for"
 
 Holding = dict[tuple[int, int], int]
-"""(rank, piece) -> a bit for each member whose part is in it; `_UNKNOWN` where nobody can say."""
+"""(rank, piece) -> a bit for each member whose part is in it; `_UNKNOWN` where that is not known."""
+Content = dict[int, int]
+"""The same of what one message can hold, by piece."""
 
 
-def pieces(trace: Trace, messages: Sequence[Message]) -> WalkSource:
-    source = WalkSource()
-    of_operation: dict[int, list[int]] = defaultdict(list)
-    for place, message in enumerate(messages):
-        if message.whole_bytes and message.how != "missing" and isinstance(message.operation.ends[0], Collective):
-            of_operation[id(message.operation)].append(place)
+def pieces(trace: Trace, messages: Sequence[Message], walk: WalkParts) -> None:
+    """Add a panel for each collective, with what each of its messages changes in it."""
+    of_operation: dict[int, dict[int, Message]] = defaultdict(dict)
+    for index, message in enumerate(messages):
+        is_collective = isinstance(message.operation.ends[0], Collective)
+        if message.whole_bytes and message.how != "missing" and is_collective:
+            of_operation[id(message.operation)][index] = message
     crowded = partly = 0
     summed = False
-    for places in of_operation.values():
-        operation, shown = messages[places[0]].operation, [messages[place] for place in places]
-        cuts = _cuts(shown)
+    for by_index in of_operation.values():
+        shown = list(by_index.values())
+        operation, cuts = shown[0].operation, _cuts(shown)
         begin = _begin(operation, shown, cuts)
         if begin is None:
             continue
@@ -53,16 +58,16 @@ def pieces(trace: Trace, messages: Sequence[Message]) -> WalkSource:
         elif not _from_the_beginning(operation, shown):
             partly += 1
         else:
-            summed |= _play(source, operation, dict(zip(places, shown, strict=True)), cuts, begin, trace)
-    if source.panels:
-        source.notes.append("What a rank holds is inferred from which parts were sent: values are never recorded.")
+            summed |= _play(walk, operation, by_index, cuts, begin, trace)
+    if walk.panels:
+        walk.notes.append(_INFERRED)
     if summed:
-        source.notes.append("The sum may be a maximum or another reduction: which one, the trace does not say.")
+        walk.notes.append(_REDUCTION)
     if crowded:
-        source.notes.append(f"{_NOT_SHOWN} {crowded:,} of the collectives: more than {_MOST_PIECES} pieces.")
+        many = f"more than {_MOST_PIECES} pieces"
+        walk.notes.append(f"{_NOT_SHOWN} {crowded:,} of the collectives: {many}.")
     if partly:
-        source.notes.append(f"{_NOT_SHOWN} {partly:,} of the collectives: not all that was sent is here.")
-    return source
+        walk.notes.append(f"{_NOT_SHOWN} {partly:,} of the collectives: not all that was sent is here.")
 
 
 def _from_the_beginning(operation: Operation, shown: Sequence[Message]) -> bool:
@@ -95,8 +100,9 @@ def _begin(operation: Operation, messages: Sequence[Message], cuts: Sequence[int
     if any(each.sparse for end in operation.ends if isinstance(end, Collective) for each in end.inputs):
         return None  # Ranks gather indices and values, and each adds up for itself.
     if op in _SUMS:
-        shares = {rank: 1 << place for place, rank in enumerate(members) if rank not in operation.missing}
-        return {(rank, piece): shares.get(rank, 0) for rank in members for piece in whole}
+        shares = {rank: 1 << bit for bit, rank in enumerate(members)}
+        shares |= dict.fromkeys(operation.missing, 0)
+        return {(rank, piece): shares[rank] for rank in members for piece in whole}
     begin = {(rank, piece): 0 for rank in members for piece in whole}
     if op == "broadcast":
         root = messages[0].src
@@ -111,17 +117,17 @@ def _begin(operation: Operation, messages: Sequence[Message], cuts: Sequence[int
 
 
 def _play(
-    source: WalkSource,
+    walk: WalkParts,
     operation: Operation,
     messages: dict[int, Message],
     cuts: Sequence[int],
     begin: Holding,
     trace: Trace,
 ) -> bool:
-    """Play one operation into `source`; return whether a rank came to hold a whole sum."""
+    """Add one operation to the walk; return whether a rank came to hold a whole sum."""
     members, summed = operation.group.members, family_of_op(operation.op) in _SUMS
     whole_sum = (1 << len(members)) - 1
-    title = _title(operation, size_text(cuts[-1]), {panel.title for panel in source.panels})
+    title = _title(operation, size_text(cuts[-1]), {panel.title for panel in walk.panels})
     names = [trace.labels.short(rank) for rank in members]
 
     def change(rank: int, piece: int, mask: int) -> Change:
@@ -129,23 +135,24 @@ def _play(
         owners = [] if mask == _UNKNOWN else [each for bit, each in enumerate(members) if mask >> bit & 1]
         return Change(title, rank, piece, text, share, tuple(owners))
 
-    source.panels.append(StatePanel(title, tuple(change(*key, mask) for key, mask in begin.items())))
-    carried = _carried(list(messages.values()), cuts, begin)
+    start = [change(*key, mask) for key, mask in begin.items()]
+    walk.panels.append(StatePanel(title, tuple(start)))
+    contents = _contents(list(messages.values()), cuts, begin)
     holds = dict(begin)
     came = set[int]()
-    for (place, message), content in zip(messages.items(), carried, strict=True):
-        got: dict[int, int] = {}
-        for piece, mask in content.items():
-            got[piece] = holds[message.dst, piece] = merge(holds.get((message.dst, piece), 0), mask)
-        came.update(got.values())
-        source.changes[place] = [change(message.dst, piece, mask) for piece, mask in got.items()]
-        held = {_held_text(mask, names, summed=summed) for mask in got.values()}
-        source.words[place] = _words(message.dst, held, list(got), len(cuts) - 1, trace)
+    for (index, message), content in zip(messages.items(), contents, strict=True):
+        rank, held = message.dst, set[str]()
+        for piece, sent in content.items():
+            mask = holds[rank, piece] = merge(holds.get((rank, piece), 0), sent)
+            came.add(mask)
+            walk.changes[index].append(change(rank, piece, mask))
+            held.add(_held_text(mask, names, summed=summed))
+        walk.words[index] = _words(rank, held, list(content), len(cuts) - 1, trace)
     return summed and whole_sum in came
 
 
 def _title(operation: Operation, size: str, taken: set[str]) -> str:
-    """Return a title of its own, by which a change finds its board."""
+    """Return a title that no other panel has, by which a change finds its panel."""
     group = "" if operation.group.default else f" of group {operation.group.name}"
     again, numbers = "", count(2)
     while True:
@@ -156,29 +163,31 @@ def _title(operation: Operation, size: str, taken: set[str]) -> str:
         again = f" ({next(numbers)})"
 
 
-def _carried(messages: Sequence[Message], cuts: Sequence[int], begin: Holding) -> list[dict[int, int]]:
-    """Return what each message can hold: all that its sender had then, of the pieces that it carries."""
-    holds, carried = dict(begin), [dict[int, int]() for _ in messages]
+def _contents(messages: Sequence[Message], cuts: Sequence[int], begin: Holding) -> list[Content]:
+    """Return what each message can hold: all that its sender had of the pieces in it."""
+    holds, contents = dict(begin), [Content() for _ in messages]
     moments: list[Moments] = []
     for message in messages:
         left = _moment(message)
         arrived = left if message.how == "derived" else message.received_ns
         arrival = None if arrived is None else (arrived,)
         moments.append((message.src, (left,), message.dst, arrival))
-    for place, arrives in replay(moments):
-        message = messages[place]
+    for index, arrives in replay(moments):
+        message = messages[index]
         if arrives:
-            for piece, mask in carried[place].items():
+            for piece, mask in contents[index].items():
                 holds[message.dst, piece] = merge(holds.get((message.dst, piece), 0), mask)
-        else:
-            for piece, (low, high) in enumerate(pairwise(cuts)):
-                if message.offset_bytes <= low and high <= _end(message):
-                    carried[place][piece] = holds.get((message.src, piece), 0)
-    return carried
+            continue
+        for piece, (low, high) in enumerate(pairwise(cuts)):
+            if message.offset_bytes <= low and high <= _end(message):
+                contents[index][piece] = holds.get((message.src, piece), 0)
+    return contents
 
 
 Moments = tuple[int, tuple[int, ...], int, tuple[int, ...] | None]
-"""A message's sender and when it leaves, its receiver and when it arrives (None: not seen), by their own clocks."""
+"""A message's sender and when it leaves, its receiver and when it arrives (None: not seen).
+
+Times are by the ranks' own clocks."""
 
 
 def replay(messages: Iterable[Moments]) -> Iterator[tuple[int, bool]]:
@@ -205,13 +214,13 @@ def _end(message: Message) -> int:
     return message.offset_bytes + (message.payload_bytes or 0)
 
 
-def merge(mine: int, theirs: int) -> int:
-    """Merge what came: the sum, or, where the rank's own part is in it already, theirs instead."""
-    if _UNKNOWN in (mine, theirs):
+def merge(held: int, came: int) -> int:
+    """Return the sum of both, or, where the rank's own part is in `came` already, `came`."""
+    if _UNKNOWN in (held, came):
         return _UNKNOWN
-    if not mine & theirs:
-        return mine | theirs
-    return theirs if mine & theirs == mine else _UNKNOWN
+    if not held & came:
+        return held | came
+    return came if held & came == held else _UNKNOWN
 
 
 def _text(mask: int, names: Sequence[str], *, summed: bool) -> tuple[str, float]:

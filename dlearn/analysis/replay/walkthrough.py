@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, groupby
+from itertools import chain
 from typing import NamedTuple
 
 import msgspec
@@ -14,11 +14,11 @@ from dlearn.analysis.findings import sequence_finding
 from dlearn.analysis.hanging.hang_detection import Hang, hangs
 from dlearn.analysis.hanging.hang_report import missing_text, report
 from dlearn.analysis.replay.local_activity import contexts, gradients, local_activity, nodes
-from dlearn.analysis.replay.steps import ProgramParts, Step, WalkSource, Walkthrough
+from dlearn.analysis.replay.steps import ProgramParts, Step, WalkParts, Walkthrough
 from dlearn.analysis.replay.tensor_chunks import pieces
 from dlearn.analysis.telling.explanations import message_sentence, problem_sentences
 from dlearn.events.event import PointToPoint
-from dlearn.events.event_table import NONE, Rows
+from dlearn.events.event_table import Rows
 from dlearn.join.message_evidence import messages as all_messages
 from dlearn.join.operation_messages import sums_of
 from dlearn.join.tables.message_table import Message, Messages
@@ -35,7 +35,6 @@ _MOST_QUIET_RANKS = 64
 _MOST_PROBLEMS = 8
 _LAST_NS = 2**62
 _LINES = {"observed": "solid", "derived": "dashed", "inferred": "dotted", "missing": "red"}
-_SOURCES = (pieces, gradients, contexts, local_activity, nodes)
 
 
 def walkthrough(
@@ -63,16 +62,14 @@ def walkthrough(
     of_one = len({id(message.operation) for _, message in chosen}) == 1
     ordered = chosen[: MOST_OF_ONE if of_one else MOST_MESSAGES]
     shown = [message for _, message in ordered]
-    sources = [source(part, shown) for source in _SOURCES]
+    walk = WalkParts()
+    for add in (pieces, gradients, contexts, local_activity, nodes):
+        add(part, shown, walk)
     never = _never_came(trace, asked)
-    whole = len(asked) == len(all_messages(part)) and len(shown) == len(chosen)
-    own = _own_steps(sources, ordered, never, all_of_it=whole)
-    where = ProgramParts(trace)
-    marks = _tag_marks(shown, tags or {})
-    steps = [
-        _of_message(place, at_ns, message, marks[place], sources, where, trace)
-        for place, (at_ns, message) in enumerate(ordered)
-    ]
+    steps = _message_steps(ordered, tags or {}, walk, trace)
+    own = sorted(walk.steps, key=lambda step: step.at_ns)
+    if len(asked) != len(all_messages(part)) or len(shown) != len(chosen):
+        own = _between(own, [*steps, *never])
     steps = sorted([*steps, *own[:MOST_OWN_STEPS], *never], key=lambda step: step.at_ns)
     ends: set[int] = set()
     for step in steps:
@@ -83,22 +80,21 @@ def walkthrough(
     if messages is None and len(asked) + later < len(found):
         others = count_text(len(found) - len(asked) - later, "message")
         notes.append(f"{others} of other steps are not played: choose with trace.within(...) or messages=.")
-    notes += [note for each in sources for note in each.notes]
+    notes += walk.notes
     if len(own) > MOST_OWN_STEPS:
         notes.append(f"Of {len(own):,} steps inside of ranks the first {MOST_OWN_STEPS:,} are shown.")
-    graphs = tuple(chain.from_iterable(each.graphs for each in sources))
     return Walkthrough(
         title=title or finding or _chosen_title(asked, MOST_MESSAGES),
         steps=tuple(_with_parts(steps)),
-        panels=tuple(chain.from_iterable(each.panels for each in sources)),
-        graphs=graphs,
+        panels=tuple(walk.panels),
+        graphs=tuple(walk.graphs),
         notes=(*notes, *problem_sentences(trace, _MOST_PROBLEMS)),
         labels=RankNames((rank, trace.label(rank)) for rank in sorted({*ends, *quiet})),
     )
 
 
 def is_control(message: Message) -> bool:
-    """Return whether it carries none of the program's data, as a control message or a barrier's."""
+    """Return whether a message holds none of the program's data, as in a barrier."""
     return message.control or (message.how != "observed" and message.payload_bytes == 0)
 
 
@@ -124,8 +120,8 @@ def _played(trace: Trace, found: Messages, most: int) -> _Played:
         before = [message for message in came if message.operation is came[-1].operation]
         return _Played(trace, [*before[-MOST_OF_ONE:], *never], sequence_finding(trace))
     steps = (each for each in _steps_from_the_last(trace, found) if 0 < len(each[2]) <= most)
-    for name, part, places in chain(steps, _collectives_from_the_last(trace, found)):
-        inside = all_messages(part).at(places)
+    for name, part, indices in chain(steps, _collectives_from_the_last(trace, found)):
+        inside = all_messages(part).at(indices)
         if all(message.how != "missing" for message in inside):
             size = size_text(sum(message.payload_bytes or 0 for message in inside))
             of_all = f"{len(inside):,} of {count_text(len(found), 'message')}, {size}"
@@ -136,16 +132,13 @@ def _played(trace: Trace, found: Messages, most: int) -> _Played:
 
 
 def _first(found: Messages, most: int) -> tuple[Rows, Rows]:
-    """Return the places of the first messages that left, at most so many, and of all that hung."""
-    table, sent, row = found.operations.table, found.columns, found.operations.rows[found.columns.operation]
-    hung = found.missing & table.is_collective[row]
-    end_ns = table.over_ends(np.minimum, np.where(table.events.end_ns == NONE, _LAST_NS, table.events.end_ns))
-    derived_ns = np.minimum(table.last_arrival_ns[row], end_ns[row])
-    left_ns = np.where(sent.sent_ns == NONE, derived_ns, sent.sent_ns)
+    """Return the indices of the first messages sent, at most `most`, and of all that hung."""
+    row = found.operations.rows[found.columns.operation]
+    hung = found.missing & found.operations.table.is_collective[row]
     came = np.flatnonzero(~hung)
     if len(np.unique(row[came])) == 1:
         most = MOST_OF_ONE
-    return came[np.lexsort((sent.step[came], left_ns[came]))][:most], np.flatnonzero(hung)
+    return came[:most], np.flatnonzero(hung)
 
 
 def _left_ns(message: Message) -> int:
@@ -158,7 +151,7 @@ def _left_ns(message: Message) -> int:
 
 
 _Part = tuple[str, Trace, Rows]
-"""A name, a part of the trace, and which of the part's messages are meant."""
+"""A name, a part of the trace, and indices into the part's messages."""
 
 
 def _collectives_from_the_last(trace: Trace, found: Messages) -> Iterator[_Part]:
@@ -167,11 +160,11 @@ def _collectives_from_the_last(trace: Trace, found: Messages) -> Iterator[_Part]
     counts = np.bincount(found.columns.operation, minlength=len(asked))
     is_collective = asked.table.is_collective[asked.rows]
     for operation in reversed(np.flatnonzero(is_collective & (counts > 1) & (counts <= MOST_OF_ONE))):
-        places = np.flatnonzero(found.columns.operation == operation)
-        first = found[int(places[0])]
+        indices = np.flatnonzero(found.columns.operation == operation)
+        first = found[int(indices[0])]
         if first.payload_bytes:
             what = f" ({first.operation.what})" if first.operation.what else ""
-            yield f"{first.operation.op} #{first.operation.seq}{what}", trace, places
+            yield f"{first.operation.op} #{first.operation.seq}{what}", trace, indices
 
 
 def _chosen_title(chosen: Sequence[Message], most: int) -> str:
@@ -198,17 +191,18 @@ def _steps_from_the_last(trace: Trace, found: Messages) -> Iterator[_Part]:
         yield f"Training step {step} of {count:,}", trace, np.flatnonzero(number == step)
 
 
-def _numbers(found: Messages, steps: Iterable[TrainingStep]) -> Rows:
+def _numbers(found: Messages, steps: Sequence[TrainingStep]) -> Rows:
     """Return the training step in which each message's sender called it; -1 of one that is in none."""
     src, called_ns = found.columns.src, found.called_ns
-    number = np.full(len(found), -1)
-    for rank, own in groupby(sorted(steps, key=lambda step: (step.rank, step.number)), key=lambda step: step.rank):
-        mine = np.flatnonzero(src == rank)
-        each = list(own)
-        place = np.searchsorted([step.start_ns for step in each], called_ns[mine], "right") - 1
-        inside = (place >= 0) & (called_ns[mine] <= np.array([step.end_ns for step in each])[place])
-        number[mine[inside]] = np.array([step.number for step in each])[place[inside]]
-    return number
+    numbers = np.full(len(found), -1)
+    for rank in {step.rank for step in steps}:
+        own = [(step.start_ns, step.end_ns, step.number) for step in steps if step.rank == rank]
+        start_ns, end_ns, number = np.array(sorted(own)).T
+        sent = np.flatnonzero(src == rank)
+        row = np.searchsorted(start_ns, called_ns[sent], "right") - 1
+        inside = (row >= 0) & (called_ns[sent] <= end_ns[row])
+        numbers[sent[inside]] = number[row[inside]]
+    return numbers
 
 
 # A collective that some rank never called: one step, which names who waits and who never came -------------------------
@@ -224,10 +218,12 @@ def _never_came(trace: Trace, messages: Iterable[Message]) -> list[Step]:
     """Make a step for each cause of a hang, with what waits behind it."""
     hung = {id(message.operation): message.operation for message in messages if _is_hung(message)}
     stuck = hangs(trace)
-    causes = [(each.hang, capital(each.sentence, each.speaker, trace.labels)) for each in report(stuck, trace)]
-    known = {id(each.operation) for each in stuck}
-    for place, operation in hung.items():
-        if place not in known:
+    causes = []
+    for cause in report(stuck, trace):
+        causes.append((cause.hang, capital(cause.sentence, cause.speaker, trace.labels)))
+    known = {id(hang.operation) for hang in stuck}
+    for identity, operation in hung.items():
+        if identity not in known:
             causes.append((Hang(operation, operation.ranks), f"{operation.op}: {missing_text(operation, trace)}"))
     where, steps = ProgramParts(trace), []
     for hang, sentence in causes:
@@ -236,61 +232,47 @@ def _never_came(trace: Trace, messages: Iterable[Message]) -> list[Step]:
             continue
         last = max(operation.ends, key=lambda end: end.start_ns)
         span, phase = where.of_event(last)
+        never = [(pair.src, pair.dst) for pair in sums_of(operation)]
         step = Step(
-            rank=operation.ends[0].rank,
-            sentence=f"{sentence} (missing).",
-            at_ns=last.start_ns,
-            mark=f"{operation.op} #{operation.seq} never came",
-            op=operation.op,
-            span=span,
-            phase=phase,
-            waiting=hang.waiting,
-            absent=operation.missing,
-            never=tuple((each.src, each.dst) for each in sums_of(operation)),
-        )
+            rank=operation.ends[0].rank, at_ns=last.start_ns, sentence=f"{sentence} (missing).",
+            mark=f"{operation.op} #{operation.seq} never came", op=operation.op, span=span,
+            phase=phase, waiting=hang.waiting, absent=operation.missing, never=tuple(never),
+        )  # fmt: skip
         steps.append(step)
     return steps
 
 
-# Steps, in their order ------------------------------------------------------------------------------------------------
+def _between(own: Sequence[Step], others: Sequence[Step]) -> list[Step]:
+    """Return the steps between the first and the last of the others."""
+    first_ns = min((step.at_ns for step in others), default=_LAST_NS)
+    last_ns = max((max(step.at_ns, step.until_ns or 0) for step in others), default=0)
+    return [step for step in own if first_ns <= step.at_ns <= last_ns]
 
 
-def _own_steps(
-    sources: Sequence[WalkSource], messages: Sequence[tuple[int, Message]], never: Sequence[Step], *, all_of_it: bool
-) -> list[Step]:
-    """Return what ranks did by themselves; of a part of the messages, between the first and the last."""
-    steps = sorted(chain.from_iterable(each.steps for each in sources), key=lambda step: step.at_ns)
-    if all_of_it:
-        return steps
-    times = [at_ns for at_ns, _ in messages]
-    times += [step.at_ns for step in never]
-    if not times:
-        return []
-    last_ns = max(chain(times, (message.received_ns or 0 for _, message in messages)))
-    first_ns = min(times)
-    return [step for step in steps if first_ns <= step.at_ns <= last_ns]
-
-
-def _of_message(
-    place: int,
-    at_ns: int,
-    message: Message,
-    mark: str,
-    sources: Sequence[WalkSource],
-    where: ProgramParts,
+def _message_steps(
+    ordered: Sequence[tuple[int, Message]],
+    tags: Mapping[int, str],
+    walk: WalkParts,
     trace: Trace,
-) -> Step:
-    words = [each.words[place] for each in sources if each.words.get(place)]
-    sentence = message_sentence(message, trace)
-    if mark and mark != f"tag {message.operation.tag}":  # The number is in the sentence, and only a name is new.
-        sentence = f"{mark}: {sentence}"
-    span, phase = where.of_message(message)
-    changes = tuple(chain.from_iterable(each.changes.get(place, ()) for each in sources))
-    return Step(
-        rank=message.src, sentence=" ".join([sentence, *words]), at_ns=at_ns, until_ns=message.received_ns,
-        message=message, mark=mark, op=message.op, span=span, phase=phase, control=is_control(message),
-        changes=changes,
-    )  # fmt: skip
+) -> list[Step]:
+    """Make a step for each message, with what it changes."""
+    steps, where = [], ProgramParts(trace)
+    marks = _tag_marks([message for _, message in ordered], tags)
+    for index, (at_ns, message) in enumerate(ordered):
+        mark, words = marks[index], walk.words.get(index)
+        sentence = message_sentence(message, trace)
+        # A tag's number is in the sentence already, and only a name is new.
+        if mark and mark != f"tag {message.operation.tag}":
+            sentence = f"{mark}: {sentence}"
+        span, phase = where.of_message(message)
+        sentence = f"{sentence} {words}" if words else sentence
+        step = Step(
+            rank=message.src, at_ns=at_ns, until_ns=message.received_ns, message=message,
+            sentence=sentence, mark=mark, op=message.op, span=span, phase=phase,
+            control=is_control(message), changes=tuple(walk.changes.get(index, ())),
+        )  # fmt: skip
+        steps.append(step)
+    return steps
 
 
 def _tag_marks(shown: Sequence[Message], names: Mapping[int, str]) -> list[str]:
@@ -303,7 +285,7 @@ def _tag_marks(shown: Sequence[Message], names: Mapping[int, str]) -> list[str]:
 
 
 def _with_parts(steps: Sequence[Step]) -> list[Step]:
-    """Put what a rank does by itself into the span and phase of what it sends next."""
+    """Give each local activity the span and phase of the message that its rank sends next."""
     placed: list[Step] = []
     following: dict[int, Step] = {}
     for step in reversed(steps):

@@ -363,9 +363,6 @@ def _size_text(least: int, most: int, *, more: bool = False) -> str:
     return f"{known} and more" if more else known
 
 
-# A message ----------------------------------------------------------------------------------------
-
-
 def payload_text(message: Message) -> str:
     """Return "1,000 B", "no data", "data of unknown size"."""
     if message.payload_bytes is None:

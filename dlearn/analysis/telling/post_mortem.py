@@ -61,9 +61,6 @@ def fate(process: Process, trace: Trace) -> str:
     return f"{process.label} {text}" + (f"; it {where}" if where else "")
 
 
-# Roots and victims --------------------------------------------------------------------------------
-
-
 def root_sentences(trace: Trace) -> list[str]:
     """Write "rank 12 is stuck in all_gather #42806 of TENSOR 41: rank 13 came out of it", each."""
     texts = [_root_sentence(root, trace) for root in roots(trace)]
@@ -134,9 +131,6 @@ def _unexplained(trace: Trace) -> list[str]:
     who = count_text(len(ranks - known), "more rank")
     calls = count_text(others, "more call")
     return [f"{calls} of {who} did not end; nobody is seen to hold those up"]
-
-
-# What went through --------------------------------------------------------------------------------
 
 
 def mismatch_sentences(found: Iterable[Mismatch], trace: Trace) -> list[str]:

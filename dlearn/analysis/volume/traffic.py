@@ -218,9 +218,6 @@ def _reduced_bytes(counted: Iterable[tuple[Operation, int]]) -> int:
     return reduced
 
 
-# On the wire --------------------------------------------------------------------------------------
-
-
 @once
 def predicted_traffic(trace: Trace) -> WireTraffic:
     """Predict the bytes on the wire from each rank to each other: payload, and the backend's framing."""
