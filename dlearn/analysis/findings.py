@@ -135,19 +135,19 @@ def pair_sentences(sent: Traffic | WireTraffic) -> list[str]:
     """Write "rank 0 sends rank 1 28.9 kB (derived).", for the pairs that send most first."""
     pairs = sorted(sent.sizes.items(), key=lambda pair: (-pair[1], pair[0]))
     payload = sent if isinstance(sent, Traffic) else None
-    name, told = sent.labels, []
+    name, sentences = sent.labels, []
     for (src, dst), size in pairs[:_PAIRS_SHOWN]:
         how = f"on the wire, {sent.counted}" if isinstance(sent, WireTraffic) else ""
         if payload is not None:
             how = ", partly ".join(payload.known[src, dst])
-        told.append(f"{name[src]} sends {name[dst]} {size_text(size)} ({how}).")
+        sentences.append(f"{name[src]} sends {name[dst]} {size_text(size)} ({how}).")
     rest = [size for _, size in pairs[_PAIRS_SHOWN:]]
     if rest:
-        told.append(f"{count_text(len(rest), 'more pair')}: {size_text(sum(rest))}.")
+        sentences.append(f"{count_text(len(rest), 'more pair')}: {size_text(sum(rest))}.")
     never_came = payload.never_came if payload is not None else {}
     for (src, dst), size in list(never_came.items())[:_PAIRS_SHOWN]:
-        told.append(f"{size_text(size)} from {name[src]} to {name[dst]} never came.")
-    return told
+        sentences.append(f"{size_text(size)} from {name[src]} to {name[dst]} never came.")
+    return sentences
 
 
 def wire_finding(sent: WireTraffic) -> str:

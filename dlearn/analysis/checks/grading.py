@@ -83,9 +83,6 @@ def assert_traffic(
             raise TrafficError(f"{finding}{unit.where}\n\n{_side_by_side(plan)}")
 
 
-# What is judged as one ----------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Unit:
     """A collective, or all plain sends of one process group: what has to fit by itself."""
@@ -162,9 +159,6 @@ def _why_unfit(operation: Operation, trace: Trace) -> str:
     return "" if reason is None else f"its messages are not known: {reason}"
 
 
-# What was asked for, and what was seen ------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class _Plan:
     """The request of the caller for one unit, and the traffic that was seen.
@@ -226,9 +220,6 @@ def _both_ways(edges: Iterable[Edge]) -> list[frozenset[Edge]]:
     return [there, back, there | back]
 
 
-# What is wrong with it ----------------------------------------------------------------------------
-
-
 def _wrong_pairs(plan: _Plan) -> str:
     """Name the pair that sends and should not, or should and does not; or say that it is a star."""
     if plan.pattern is None or plan.seen_pairs == plan.pairs:
@@ -262,9 +253,9 @@ def _wrong_sizes(plan: _Plan) -> str:
     if right or _is_filled_up(plan, short, item):
         return ""
     spread = max(short.values()) - min(short.values())
-    alike = len(short) > 1 and spread <= slack and 2 * spread <= abs(short[rank])
-    who = "each rank" if alike else plan.seen.labels[rank]
-    about = "about " if alike and spread else ""
+    equal = len(short) > 1 and spread <= slack and 2 * spread <= abs(short[rank])
+    who = "each rank" if equal else plan.seen.labels[rank]
+    about = "about " if equal and spread else ""
     return f"{who} sends {about}{_number(sent[rank])} B instead of {_number(plan.wanted[rank])} B"
 
 
@@ -288,9 +279,6 @@ def _is_filled_up(plan: _Plan, short: Mapping[int, Fraction], item: int) -> bool
 
 def _number(value: Fraction | int) -> str:
     return f"{float(value):,.1f}".removesuffix(".0")
-
-
-# Both matrices as text ----------------------------------------------------------------------------
 
 
 def _side_by_side(plan: _Plan) -> str:

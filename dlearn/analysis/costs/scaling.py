@@ -249,9 +249,9 @@ def _product(tensor: TensorInfo, axis: int) -> str:
     shape = tensor.shape
     names = _DIMENSIONS.get(len(shape), "") if axis == 0 else ""
     parts = [f"{tensor.logical_bytes // prod(shape)} B"]
-    for place, size in enumerate(shape):
-        if place != axis:
-            parts.append(f"{names[place : place + 1]} {size:,}".strip())
+    for dimension, size in enumerate(shape):
+        if dimension != axis:
+            parts.append(f"{names[dimension : dimension + 1]} {size:,}".strip())
     return " × ".join(parts)
 
 

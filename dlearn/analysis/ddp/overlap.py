@@ -63,9 +63,13 @@ class Overlap(Result, frozen=True):
     note: str = ""
 
     @property
+    def _shares(self) -> list[TrainingStep]:
+        return [share for step in self.steps for share in step.shares]
+
+    @property
     def finding(self) -> str:
         """Name the median share that is hidden, and the rank that is waited for longest."""
-        shares = [share for step in self.steps for share in step.shares]
+        shares = self._shares
         known = [share.hidden for share in shares if share.hidden is not None]
         if not self.steps:
             return "No training step of a DDP model"
@@ -86,8 +90,7 @@ class Overlap(Result, frozen=True):
     def rows(self) -> list[list[str]]:
         """Return a head, and a row for each rank in each step, the last ones of many; in ms."""
         table = [[*_HEAD, "waits longest for"]]
-        shares = [share for step in self.steps for share in step.shares]
-        for share in shares[-_ROWS_SHOWN:]:
+        for share in self._shares[-_ROWS_SHOWN:]:
             row = [share.title, self.labels[share.rank]]
             times = share.times
             if times is None:
@@ -115,7 +118,7 @@ class Overlap(Result, frozen=True):
         yield self.finding
         if self.steps:
             yield Table(self.rows(), names=2)
-            left = sum(len(step.shares) for step in self.steps) - _ROWS_SHOWN
+            left = len(self._shares) - _ROWS_SHOWN
             if left > 0:
                 yield f"({left:,} earlier rows)"
             yield "The critical path of the longest step:"
@@ -123,7 +126,7 @@ class Overlap(Result, frozen=True):
             yield f"  {self.path_sentence(longest)}"
         if self.note:
             yield self.note
-        others = sum(share.others for step in self.steps for share in step.shares)
+        others = sum(share.others for share in self._shares)
         if others:
             elsewhere = "for which the program waits elsewhere, or not at all"
             yield f"not counted: {count_text(others, 'call')} {elsewhere}"

@@ -217,7 +217,9 @@ def mismatches(trace: Trace) -> tuple[Mismatch, ...]:
     summed: set[tuple[str, int]] = set()
     found = []
     asked = operations(trace)
-    suspects = [place for one, places in asked.groups() if _may_be_wrong(one) for place in places.tolist()]
+    suspects: list[int] = []
+    for one, indices in asked.groups():
+        suspects += indices.tolist() if _may_be_wrong(one) else ()
     for operation in asked.at(np.array(sorted(suspects), np.intp)):
         calls = [end for end in operation.ends if isinstance(end, Collective)]
         if len(calls) > 1 and not operation.missing and not operation.refused and id(operation) not in stuck:

@@ -1,4 +1,4 @@
-"""Which ranks hold a hung job up, where every rank says how far it came in each group, and which wait for them.
+"""The ranks that hold a hung job up, and those that wait for them, from how far each came in each group.
 
 A root has not made a call that another rank of the group has made, or is still in one that another
 has come out of. All others are victims. The rule is tried on jobs that were broken on purpose
@@ -12,6 +12,7 @@ order of calls, not seen.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Literal
 
@@ -59,13 +60,13 @@ def roots(trace: Trace) -> tuple[Root, ...]:
     """Find the ranks that hold the others up, by rank; none where no file says how far ranks came."""
     if not any(process.reached for process in trace.processes):
         return ()
-    found: dict[tuple[int, How], list[Operation]] = {}
+    held_up: dict[tuple[int, How], list[Operation]] = defaultdict(list)
     for hang in hangs(trace):
         for rank in hang.operation.missing:
-            found.setdefault((rank, "never"), []).append(hang.operation)
+            held_up[rank, "never"].append(hang.operation)
         for rank in hang.waiting if came_out(hang.operation, trace) else ():
-            found.setdefault((rank, "stuck"), []).append(hang.operation)
-    first = sorted(found.items(), key=lambda item: (item[0][0], item[1][0].start_ns))
+            held_up[rank, "stuck"].append(hang.operation)
+    first = sorted(held_up.items(), key=lambda item: (item[0][0], item[1][0].start_ns))
     return tuple(Root(rank, how, calls[0], len(calls) - 1) for (rank, how), calls in first)
 
 
@@ -76,13 +77,11 @@ def deadlock(trace: Trace) -> Chain:
     return min(rings, key=len, default=())
 
 
-def waits_of(found: Iterable[Hang]) -> dict[int, dict[int, WaitsFor]]:
+def waits_of(stuck: Iterable[Hang]) -> dict[int, dict[int, WaitsFor]]:
     """Return the first call in which a rank waits for another one that has not made it, by both."""
-    waits: dict[int, dict[int, WaitsFor]] = {}
-    for hang in found:
-        for rank in hang.waiting:
-            for other in hang.operation.missing:
-                waits.setdefault(rank, {}).setdefault(other, WaitsFor(rank, hang.operation, other))
+    waits: dict[int, dict[int, WaitsFor]] = defaultdict(dict)
+    for wait in _waits(hang for hang in stuck if hang.operation.missing):
+        waits[wait.rank].setdefault(wait.other, wait)
     return waits
 
 
@@ -105,21 +104,23 @@ def ring_from(start: int, waits: dict[int, dict[int, WaitsFor]]) -> Chain:
 def victims(trace: Trace) -> tuple[Victim, ...]:
     """Find every rank that waits for a root, by the shortest chain, by rank; none without roots."""
     chains: dict[int, Chain] = {root.rank: () for root in roots(trace)}
-    waits = list(_waits(trace)) if chains else []
+    # First the calls that a rank has not made.
+    stuck = sorted(hangs(trace), key=lambda hang: not hang.operation.missing)
+    waits = list(_waits(stuck)) if chains else []
     while True:
-        found: dict[int, Chain] = {}
+        longer: dict[int, Chain] = {}
         for wait in waits:
             new = wait.rank not in chains and wait.other in chains
             if new and _after(wait, chains[wait.other]):
-                found.setdefault(wait.rank, (wait, *chains[wait.other]))
-        if not found:
+                longer.setdefault(wait.rank, (wait, *chains[wait.other]))
+        if not longer:
             return tuple(Victim(rank, chain) for rank, chain in sorted(chains.items()) if chain)
-        chains |= found
+        chains |= longer
 
 
-def _waits(trace: Trace) -> Iterator[WaitsFor]:
-    """Yield the ranks that a rank may wait for in each open call; first those that have not made it."""
-    for hang in sorted(hangs(trace), key=lambda hang: not hang.operation.missing):
+def _waits(stuck: Iterable[Hang]) -> Iterator[WaitsFor]:
+    """Yield the ranks that a rank may wait for in each open call: those that have not made it, if any."""
+    for hang in stuck:
         operation, inside = hang.operation, hang.waiting
         if operation.is_message:
             ends = (operation.sender, operation.receiver)
@@ -132,9 +133,9 @@ def _waits(trace: Trace) -> Iterator[WaitsFor]:
 
 def _after(wait: WaitsFor, chain: Chain) -> bool:
     """Return whether `wait.other` made this call, if it did, after the one that it is held up in."""
-    mine = _end(wait.operation, wait.other)
+    call = _end(wait.operation, wait.other)
     earlier = _end(chain[0].operation, wait.other) if chain else None
-    return mine is None or earlier is None or earlier.start_ns < mine.start_ns
+    return call is None or earlier is None or earlier.start_ns < call.start_ns
 
 
 def _end(operation: Operation, rank: int) -> End | None:

@@ -201,7 +201,7 @@ def contexts(trace: Trace, messages: Sequence[Message], walk: WalkParts) -> None
     numbers: dict[int, int] = {}
     held: dict[tuple[int, int], str] = defaultdict(str)
     changed = False
-    for place, message in enumerate(messages):
+    for row, message in enumerate(messages):
         exchange = message.operation.exchange
         if exchange is None or exchange.context is None:
             continue
@@ -213,7 +213,7 @@ def contexts(trace: Trace, messages: Sequence[Message], walk: WalkParts) -> None
                 held[rank, index], changed = text, True
                 state = f"context {index}: {text}" if text else ""
                 change = Change(CONTEXTS, rank, index, state, _SHARES[text])
-                walk.changes[place].append(change)
+                walk.changes[row].append(change)
     if changed:
         walk.panels.append(StatePanel(CONTEXTS, lasting=True))
         numbered = "Contexts are numbered in the order of their first message"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import chain
 
 import msgspec
 import numpy as np
@@ -103,12 +104,9 @@ class Walkthrough(msgspec.Struct, frozen=True, kw_only=True):
 
     def held(self, panel: StatePanel, count: int) -> dict[tuple[int, int], Change]:
         """Return the state of a panel after `count` steps, by rank and index."""
-        held = {(change.rank, change.index): change for change in panel.start}
-        for step in self.steps[:count]:
-            for change in step.changes:
-                if change.panel == panel.title:
-                    held[change.rank, change.index] = change
-        return held
+        later = chain.from_iterable(step.changes for step in self.steps[:count])
+        changes = chain(panel.start, (each for each in later if each.panel == panel.title))
+        return {(change.rank, change.index): change for change in changes}
 
 
 class WalkParts:

@@ -35,7 +35,7 @@ _NOT_SHOWN = "What ranks hold is not shown for"
 Holding = dict[tuple[int, int], int]
 """(rank, piece) -> a bit for each member whose part is in it; `_UNKNOWN` where that is not known."""
 Content = dict[int, int]
-"""The same of what one message can hold, by piece."""
+"""The same by piece, of one message."""
 
 
 def pieces(trace: Trace, messages: Sequence[Message], walk: WalkParts) -> None:

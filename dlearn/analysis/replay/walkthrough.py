@@ -205,9 +205,6 @@ def _numbers(found: Messages, steps: Sequence[TrainingStep]) -> Rows:
     return numbers
 
 
-# A collective that some rank never called: one step, which names who waits and who never came -------------------------
-
-
 def _is_hung(message: Message) -> bool:
     """Return whether it never came because a rank never called its collective."""
     operation = message.operation

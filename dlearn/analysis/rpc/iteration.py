@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Sequence
 from itertools import chain, pairwise
 
 import msgspec
@@ -26,6 +25,8 @@ from dlearn.shown import Paragraph, RankNames, Result, Table, count_text, listed
 from dlearn.trace import Trace
 
 _PHASES = PHASES[1:5]  # From forward to cleanup.
+PhaseMessages = list[tuple[str, Message]]
+"""Messages, each with its phase."""
 
 
 class IterationStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +76,7 @@ class Iteration(Result, frozen=True, kw_only=True):
 
     @property
     def story(self) -> tuple[IterationStep, ...]:
-        """Return the messages that carry what the program asked for."""
+        """Return the messages that hold what the program asked for."""
         return tuple(step for step in self.steps if not step.control)
 
     def sentences(self) -> list[str]:
@@ -101,14 +102,14 @@ class Iteration(Result, frozen=True, kw_only=True):
     def _count(self) -> str:
         """Return "28 messages, 14 for each of 2"."""
         columns = zip(*(step.messages for step in self.steps), strict=True)
-        mine = [len(column) - column.count(None) for column in columns]
-        text = count_text(sum(mine), "message")
-        if len(mine) == 1:
+        counts = [len(column) - column.count(None) for column in columns]
+        text = count_text(sum(counts), "message")
+        if len(counts) == 1:
             return text
-        if len({*mine}) == 1:
-            return f"{text}, {mine[0]} for each of {len(mine)}"
-        by_name = [f"{count} for {self.labels[rank]}" for count, rank in zip(mine, self.drivers, strict=True)]
-        return f"{text}, {listed(by_name)}"
+        if len({*counts}) == 1:
+            return f"{text}, {counts[0]} for each of {len(counts)}"
+        pairs = zip(counts, self.drivers, strict=True)
+        return f"{text}, {listed([f'{count} for {self.labels[rank]}' for count, rank in pairs])}"
 
     def _ends(self, step: IterationStep) -> tuple[str, str]:
         """Return sender and receiver: "each trainer", or the names of those that do."""
@@ -134,10 +135,11 @@ class Iteration(Result, frozen=True, kw_only=True):
         digits = len(str(len(self.steps)))
         wires = [f"wire, {self.labels[rank]}" for rank in self.drivers]
         table = [[f"{'#':>{digits}}", "phase", "message", "from", "payload", "tensors", *wires]]
-        for place, step in enumerate(self.steps, 1):
+        for number, step in enumerate(self.steps, 1):
             tensors, packed = bytes_of(step.first.tensors), step.first.packed_bytes
             src = "trainer" if step.from_driver else self._others
-            row = [f"{place:>{digits}}", step.phase, step.op, src, "?" if packed is None else f"{packed:,}"]
+            payload = "?" if packed is None else f"{packed:,}"
+            row = [f"{number:>{digits}}", step.phase, step.op, src, payload]
             row.append(f"{tensors:,}" if tensors else "")
             for message in step.messages:
                 size = wire_bytes(message) if message is not None else None
@@ -177,11 +179,12 @@ def iteration(trace: Trace, number: int | None = None) -> Iteration:
     if not 0 <= number < count:
         raise TraceError(f"the trace has {count} iterations, 0 to {count - 1}; there is no iteration {number}.")
     drivers = tuple(sorted(contexts))
-    told = {rank: _messages(trace, contexts[rank][number]) for rank in drivers}
-    phases = [_phases(trace, rank, contexts[rank][number], told[rank]) for rank in drivers]
-    return Iteration(
-        number=number, drivers=drivers, steps=_steps(drivers, told), phases=tuple(chain(*phases)), labels=trace.labels
-    )
+    by_rank = {rank: _messages(trace, contexts[rank][number]) for rank in drivers}
+    phases: list[PhaseBytes] = []
+    for rank, sent in by_rank.items():
+        phases += _phases(trace, rank, contexts[rank][number], sent)
+    steps, labels = _steps(by_rank), trace.labels
+    return Iteration(number=number, drivers=drivers, steps=steps, phases=tuple(phases), labels=labels)
 
 
 def _contexts(trace: Trace) -> dict[int, list[RpcWindow]]:
@@ -192,7 +195,7 @@ def _contexts(trace: Trace) -> dict[int, list[RpcWindow]]:
     return found
 
 
-def _messages(trace: Trace, context: RpcWindow) -> list[tuple[str, Message]]:
+def _messages(trace: Trace, context: RpcWindow) -> PhaseMessages:
     """Return each message with its phase, by phase and time; a reply stands with its request."""
     found: list[tuple[int, int, str, Message]] = []
     asked = operations(trace.whole)
@@ -206,41 +209,41 @@ def _messages(trace: Trace, context: RpcWindow) -> list[tuple[str, Message]]:
     return [(phase, message) for *_, phase, message in found]
 
 
-def _steps(drivers: Sequence[int], told: dict[int, list[tuple[str, Message]]]) -> tuple[IterationStep, ...]:
+def _steps(by_rank: dict[int, PhaseMessages]) -> tuple[IterationStep, ...]:
     """Put side by side the n-th message of each kind, in a phase, in one direction."""
     columns: dict[tuple[str, bool, str, str, int], dict[int, Message]] = defaultdict(dict)
-    for rank in drivers:
+    for rank, messages in by_rank.items():
         seen: Counter[tuple[str, bool, str, str]] = Counter()
-        for phase, message in told[rank]:
+        for phase, message in messages:
             kind = (phase, message.src == rank, message.op, message.what)
             columns[*kind, seen[kind]][rank] = message
             seen[kind] += 1
     steps = []
-    for (phase, from_driver, op, what, _), found in columns.items():
-        control, row = next(iter(found.values())).control, tuple(map(found.get, drivers))
+    for (phase, from_driver, op, what, _), same in columns.items():
+        control, row = next(iter(same.values())).control, tuple(map(same.get, by_rank))
         step = IterationStep(phase=phase, op=op, what=what, control=control, from_driver=from_driver, messages=row)
         steps.append(step)
     return tuple(steps)
 
 
-def _phases(trace: Trace, rank: int, context: RpcWindow, told: Sequence[tuple[str, Message]]) -> list[PhaseBytes]:
+def _phases(trace: Trace, rank: int, context: RpcWindow, messages: PhaseMessages) -> list[PhaseBytes]:
     """Sum up what the driver sent and received in each phase; `measure="phase"` measures it there."""
     ways: dict[tuple[str, int, int], list[Message]] = defaultdict(list)
-    for phase, message in told:
+    for phase, message in messages:
         if rank in (message.src, message.dst):
             ways[phase, message.src, message.dst].append(message)
     measured = _measured(trace, rank, context, meters(trace.whole).get(rank))
     sums = []
-    for (phase, src, dst), found in ways.items():
-        sizes = [wire_bytes(message) for message in found]
+    for (phase, src, dst), sent in ways.items():
+        sizes = [wire_bytes(message) for message in sent]
         row = PhaseBytes(
             phase=phase,
             src=src,
             dst=dst,
-            message_count=len(found),
+            message_count=len(sent),
             not_predicted=sizes.count(None),
             predicted_bytes=sum(size or 0 for size in sizes),
-            observer_bytes=sum(message.observer_bytes for message in found),
+            observer_bytes=sum(message.observer_bytes for message in sent),
             measured_bytes=measured.get((phase, src, dst)),
         )
         sums.append(row)
@@ -249,10 +252,11 @@ def _phases(trace: Trace, rank: int, context: RpcWindow, told: Sequence[tuple[st
 
 def _measured(trace: Trace, rank: int, context: RpcWindow, meter: Meter | None) -> dict[tuple[str, int, int], int]:
     """Return what was counted between the samples before the context, around its backward, and its end."""
-    mine = [event for event in trace.whole.of(RpcWindow) if event.rank == rank]
-    inside = [event for event in mine if event.context == context.context]
-    backward = next((event for event in inside if event.op == "backward"), None)
-    release = next((event for event in inside if event.op == "release"), None)
+    windows: dict[str, RpcWindow] = {}
+    for window in trace.whole.of(RpcWindow):
+        if window.rank == rank and window.context == context.context:
+            windows.setdefault(window.op, window)
+    backward, release = windows.get("backward"), windows.get("release")
     if meter is None or backward is None or release is None or None in (backward.end_ns, release.end_ns):
         return {}
     if not meter.received or all(still is None for still in meter.still):

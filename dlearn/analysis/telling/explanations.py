@@ -100,14 +100,14 @@ def overview(trace: Trace) -> str:
     explained = 0
     sent: list[tuple[int, int, int, int]] = []
     known: Counter[str] = Counter()
-    for one, places in everything.groups():
+    for one, indices in everything.groups():
         sums = sums_of(one)
-        explained += len(places) * (bool(sums) or why_unknown(one) is None)
+        explained += len(indices) * (bool(sums) or why_unknown(one) is None)
         for pair in sums:
-            known[pair.how] += len(places) * pair.message_count
-            sent += [(place, pair.src, pair.dst, pair.message_count) for place in places.tolist()]
-    place, src, dst, times = np.array(sent, np.intp).reshape(-1, 4).T
-    counted = int(times[confirmed(trace, place, src, dst)].sum())
+            known[pair.how] += len(indices) * pair.message_count
+            sent += [(at, pair.src, pair.dst, pair.message_count) for at in indices.tolist()]
+    index, src, dst, times = np.array(sent, np.intp).reshape(-1, 4).T
+    counted = int(times[confirmed(trace, index, src, dst)].sum())
     kinds = ", ".join(f"{count:,} {_HOW.get(how, how)}" for how, count in known.most_common())
     kinds = kinds or "none"
     if counted:
@@ -208,15 +208,13 @@ def _by_kind(when: str, counted: Sequence[Counted], trace: Trace) -> list[str]:
     for one, times in counted:
         kinds[_kind(one)].append((one, times))
     sentences: list[str] = []
-    more = []
-    for kind in kinds.values():
-        count = sum(times for _, times in kind)
-        if len(sentences) == _KINDS_SHOWN:
-            more.append(count)
-            continue
-        sentences.append(f"{when}: {_sentence([one for one, _ in kind], count, trace)}")
+    shown, more = list(kinds.values())[:_KINDS_SHOWN], list(kinds.values())[_KINDS_SHOWN:]
+    for kind in shown:
+        same, counts = zip(*kind, strict=True)
+        sentences.append(f"{when}: {_sentence(same, sum(counts), trace)}")
     if more:
-        others = f"{sum(more):,} more operations of {len(more):,} more kinds"
+        count = sum(times for kind in more for _, times in kind)
+        others = f"{count:,} more operations of {len(more):,} more kinds"
         sentences.append(f"{when}: {others}; operations(trace) lists them.")
     return sentences
 

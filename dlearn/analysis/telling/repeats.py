@@ -17,16 +17,16 @@ def repeats(
     fits: Callable[[int, int], bool] = lambda at, length: True,
     any_order: bool = False,
 ) -> Iterator[Repeat]:
-    """Cut a sequence into repeats of at most `longest` items: at each place the one that covers most, else one item.
+    """Cut a sequence into repeats of at most `longest` items.
 
-    `fits(at, length)` says which may be taken. `any_order`: where that covers more, also the same items in another
-    order each time.
+    At each index it takes the repeat that covers most, else one item. `fits(at, length)` says which
+    may be taken. `any_order`: where that covers more, also the same items in another order each time.
     """
     kinds: dict[Hashable, int] = {}
     numbers = [kinds.setdefault(item, len(kinds)) for item in items]
-    places: dict[int, list[int]] = defaultdict(list)
-    for place, number in enumerate(numbers):
-        places[number].append(place)
+    positions: dict[int, list[int]] = defaultdict(list)
+    for index, number in enumerate(numbers):
+        positions[number].append(index)
 
     def longer(best: Repeat, lengths: Iterable[int], order: Callable[[list[int]], list[int]]) -> Repeat:
         at = best[0]
@@ -43,12 +43,10 @@ def repeats(
 
     at = 0
     while at < len(numbers):
-        mine = places[numbers[at]]
-        again = bisect_right(mine, at)
         # In order, what is repeated begins with the same item each time.
-        best = longer(
-            (at, 1, 1), (place - at for place in mine[again : again + longest] if place - at <= longest), list
-        )
+        same = positions[numbers[at]]
+        later = same[bisect_right(same, at) : bisect_right(same, at + longest)]
+        best = longer((at, 1, 1), (index - at for index in later), list)
         if any_order:
             best = longer(best, range(1, min(longest, len(numbers) - at) + 1), sorted)
         yield best

@@ -74,8 +74,8 @@ class Comparison(Result, frozen=True, kw_only=True):
         a, b = self.names
         size, count = self.total.added_bytes, self.total.added_messages
         if not size and not count:
-            alike = all(each.a == each.b for each in (*self.by_kind.values(), *self.by_pair.values()))
-            spread = "" if alike else ", but not of the same kinds, or not between the same ranks"
+            equal = all(each.a == each.b for each in (*self.by_kind.values(), *self.by_pair.values()))
+            spread = "" if equal else ", but not of the same kinds, or not between the same ranks"
             return f"{b} sends as many bytes in as many messages as {a}{spread}"
         sizes = f"({self.total.b.payload_bytes:,} instead of {self.total.a.payload_bytes:,} B)"
         bytes_text, messages_text = f"as many bytes as {a}", "as many messages"
@@ -120,16 +120,15 @@ Amounts = dict[tuple[str, str], Amount]
 
 
 def _by_kind(trace: Trace) -> Amounts:
-    found: Amounts = {}
+    amounts: Amounts = {}
     for one, times in operations(trace).group_sizes():
         phase = phase_of(one.exchange) if one.exchange is not None else one.ends[0].phase
-        came = [each for each in sums_of(one) if each.how != "missing"]
-        if came:
-            count, size = found.get((phase, one.op), Amount())
-            count += times * sum(each.message_count for each in came)
-            size += times * sum(each.payload_bytes or 0 for each in came)
-            found[phase, one.op] = Amount(count, size)
-    return found
+        for pair in sums_of(one):
+            if pair.how != "missing":
+                count, size = amounts.get((phase, one.op), Amount())
+                size += times * (pair.payload_bytes or 0)
+                amounts[phase, one.op] = Amount(count + times * pair.message_count, size)
+    return amounts
 
 
 def _by_pair(sent: Traffic) -> Amounts:

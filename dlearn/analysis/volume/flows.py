@@ -55,16 +55,16 @@ def count_messages(shown: Operations, ranks: Container[int]) -> Sums:
     count = never_came = arrows = derived = derived_arrows = 0
     unexplained: Counter[Reason] = Counter()
     leaves, _ = shown.leaves()
-    for one, places in leaves.groups():
-        sums = _timed_sums(one, leaves, places)
+    for one, indices in leaves.groups():
+        sums = _timed_sums(one, leaves, indices)
         reason = None if sums else why_unknown(one)
         if reason is not None:
-            unexplained[reason] += len(places)
+            unexplained[reason] += len(indices)
         for (src, dst, how, _, times), first_ns, last_ns in sums:
             if src not in ranks or dst not in ranks:
                 continue
             if how == "missing":
-                never_came += times * len(places)
+                never_came += times * len(indices)
             both = int(((first_ns != NONE) & (last_ns != NONE)).sum())
             count += times * both
             arrows += both
@@ -73,17 +73,20 @@ def count_messages(shown: Operations, ranks: Container[int]) -> Sums:
     return Sums(count, never_came, arrows, derived, derived_arrows, unexplained)
 
 
-def _timed_sums(one: Operation, leaves: Operations, places: np.ndarray) -> list[tuple[PairSum, np.ndarray, np.ndarray]]:
-    """Return `sums_of` one of a class; of each, when its first message is sent and the last received, in ns."""
-    if leaves.table.is_call[leaves.rows[places[0]]]:
-        found = messages_of(one)
+Timed = tuple[PairSum, np.ndarray, np.ndarray]
+"""A sum of one pair of ranks; when its first message is sent and the last received, in ns."""
+
+
+def _timed_sums(one: Operation, leaves: Operations, indices: np.ndarray) -> list[Timed]:
+    """Return `sums_of` one operation of a class, with the times in all operations of the class."""
+    if leaves.table.is_call[leaves.rows[indices[0]]]:
         timed = []
-        for m in found:
+        for m in messages_of(one):
             times = [NONE if at_ns is None else at_ns for at_ns in (m.sent_ns, m.received_ns)]
             timed.append((PairSum(m.src, m.dst, m.how, m.payload_bytes, 1), *np.array(times)[:, None]))
         return timed
-    last_arrival_ns, end_ns, starts_ns, ends_ns = leaves.times(places)
-    none = np.full(len(places), NONE)
+    last_arrival_ns, end_ns, starts_ns, ends_ns = leaves.times(indices)
+    none = np.full(len(indices), NONE)
     if one.sender is not None:
         sent_ns = starts_ns[:, 0] if one.ends[0].op == "send" else none
         received_ns = ends_ns[:, -1] if one.ends[-1].op == "recv" else none

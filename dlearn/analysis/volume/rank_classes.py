@@ -31,9 +31,9 @@ def rank_classes(trace: Trace, ranks: Sequence[int]) -> dict[int, int]:
     color = dict.fromkeys(ranks, 0)
     while True:
         signatures: dict[int, Counter[Hashable]] = {rank: Counter([color[rank]]) for rank in ranks}
-        for mine, (_, places) in zip(roles, shown.groups(), strict=True):
-            for rank in mine.keys() & color.keys():
-                signatures[rank][_signature(mine[rank], color)] += len(places)
+        for by_rank, (_, indices) in zip(roles, shown.groups(), strict=True):
+            for rank in by_rank.keys() & color.keys():
+                signatures[rank][_signature(by_rank[rank], color)] += len(indices)
         refined = _numbered({rank: frozenset(signature.items()) for rank, signature in signatures.items()})
         if len({*refined.values()}) == len({*color.values()}):
             break
@@ -68,11 +68,11 @@ def _signature(roles: Iterable[Role], color: Colors) -> Hashable:
 def _in_order(shown: Operations, roles: Sequence[Roles], rank: int, color: Colors) -> Hashable:
     """Return what this rank does, in the order of its own calls."""
     kind = np.empty(len(shown), np.intp)
-    for number, (_, places) in enumerate(shown.groups()):
-        kind[places] = number
-    mine = np.flatnonzero(shown.calls.rank == rank)
-    mine = mine[np.argsort(shown.calls.start_ns[mine], kind="stable")]
-    numbers = kind[shown.calls.operation[mine]].tolist()
+    for number, (_, indices) in enumerate(shown.groups()):
+        kind[indices] = number
+    own = np.flatnonzero(shown.calls.rank == rank)
+    own = own[np.argsort(shown.calls.start_ns[own], kind="stable")]
+    numbers = kind[shown.calls.operation[own]].tolist()
     by_class = {number: _signature(roles[number].get(rank, ()), color) for number in {*numbers}}
     return tuple(by_class[number] for number in numbers if by_class[number])
 

@@ -8,6 +8,7 @@ says nothing of activations, nor of the parameters that FSDP gathers for a while
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import groupby
 
 from dlearn.events.memory_held import MemoryHeld
 from dlearn.shown import Paragraph, RankNames, Result, Table, capitalized, size_text
@@ -89,7 +90,6 @@ def textbook(each: MemoryHeld) -> dict[str, float]:
 
 def rank_memory(trace: Trace) -> RankMemory:
     """Count what each rank held, from what the source "memory" has recorded."""
-    held: dict[int, list[MemoryHeld]] = {}
-    for event in trace.of(MemoryHeld):
-        held.setdefault(event.rank, []).append(event)
-    return RankMemory({rank: tuple(each) for rank, each in sorted(held.items())}, trace.labels)
+    events = sorted(trace.of(MemoryHeld), key=lambda event: event.rank)
+    by_rank = groupby(events, key=lambda event: event.rank)
+    return RankMemory({rank: tuple(held) for rank, held in by_rank}, trace.labels)

@@ -209,9 +209,6 @@ def reconcile(trace: Trace) -> Reconciliation:
     )
 
 
-# The parts ------------------------------------------------------------------------------------------------------------
-
-
 def _whole(trace: Trace, ledger: Ledger) -> WirePart:
     what = "The whole recording" if trace.selected_from is None else "This part of the trace"
     pairs, unexplained = ledger.pairs(ledger.whole)
@@ -303,8 +300,8 @@ def _spans(trace: Trace, ledger: Ledger) -> Iterator[WirePart]:
         if event.rank not in ledger.meters or len(numbers) < 2:
             continue
         known = ledger.meters[event.rank].numbers
-        stretch = event.rank, bisect_left(known, min(numbers)), bisect_left(known, max(numbers))
-        together[event.name, times[event.rank, event.name]].append(stretch)
+        between = event.rank, bisect_left(known, min(numbers)), bisect_left(known, max(numbers))
+        together[event.name, times[event.rank, event.name]].append(between)
         times[event.rank, event.name] += 1
     for (name, _), ranges in together.items():
         yield _part(name, ranges, ledger)
@@ -319,10 +316,11 @@ def _single_operations(ledger: Ledger) -> Iterator[WirePart]:
     for rank, section, part in sorted(entries.sections(), key=lambda each: entries.turn(each[2].start)):
         if ledger.meters[rank].still[section + 1] is None:
             continue
-        places = entries.operation[part].tolist()
-        for place, cell in zip(places, entries.cell[part].tolist(), strict=True):
-            names[keys[place]] = name_of(ledger.operations[place], entries.cells[cell])
-        together[tuple(sorted(keys[place] for place in places))].append((rank, section, section + 1))
+        indices = entries.operation[part].tolist()
+        for index, cell in zip(indices, entries.cell[part].tolist(), strict=True):
+            names[keys[index]] = name_of(ledger.operations[index], entries.cells[cell])
+        sampled = rank, section, section + 1
+        together[tuple(sorted(keys[index] for index in indices))].append(sampled)
     for met, ranges in together.items():
         yield _part(first_few([names[key] for key in met], 3, between=" and "), ranges, ledger)
 
