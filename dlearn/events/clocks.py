@@ -14,11 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-import msgspec
-
-from dlearn.events.event_table import NONE
-from dlearn.events.job_facts import ClockReading, DeviceReading
-from dlearn.events.store import ProcessFile
+from dlearn.events.job_facts import ClockReading, DeviceReading, DeviceTime
 
 SLEW = 500e-6
 """The assumed drift of two clocks of which only one reading is known. Linux corrects a clock's
@@ -76,36 +72,7 @@ SAME = Clock()
 """The reference itself."""
 
 
-def align(files: Sequence[ProcessFile]) -> dict[str, Clock]:
-    """Move the events of all files to one clock. Return every clock by its name."""
-    readings: dict[str, list[ClockReading]] = defaultdict(list)
-    for file in files:
-        readings[clock_name(file)] += file.clocks
-    references = [reading.reference for each in readings.values() for reading in each]
-    # Without readings the clock of the lowest rank.
-    senior = min(files, key=_seniority)
-    reference = references[0] if references else clock_name(senior)
-    clocks: dict[str, Clock] = {}
-    for file in files:
-        name = clock_name(file)
-        if name not in clocks:
-            usable = [reading for reading in readings[name] if reading.reference == reference]
-            clocks[name] = SAME if name == reference else _line(name, usable)
-        _move(file, clocks[name])
-    return clocks
-
-
-def clock_name(file: ProcessFile) -> str:
-    """Return the name of the file's clock; each host has its own if the file does not name it."""
-    return file.header.clock or f"host {file.header.host}"
-
-
-def _seniority(file: ProcessFile) -> tuple[int, str]:
-    rank = file.header.rank
-    return 2**53 if rank is None else rank, file.path.name
-
-
-def _line(name: str, readings: Sequence[ClockReading]) -> Clock:
+def line_through(name: str, readings: Sequence[ClockReading]) -> Clock:
     """Draw a line through the best reading and the furthest of those that are nearly as good."""
     if not readings:
         return Clock(name, error_ns=None)
@@ -134,25 +101,6 @@ def _through(name: str, one: tuple[int, int, int], other: tuple[int, int, int]) 
     return Clock(name, at_ns, offset_ns, drift, max(error_ns, other[2]), first_ns, last_ns)
 
 
-_MOMENTS = ("start_ns", "end_ns", "handed_ns", "arrived_ns", "returned_ns")
-"""Of an event; the last three are an RPC's."""
-
-
-def _move(file: ProcessFile, clock: Clock) -> None:
-    """Move all times of a file, in place: its events are frozen, but are still being made here."""
-    if not clock.offset_ns and not clock.drift:
-        return
-    own = [column for name, column in file.short.own.items() if name.endswith("_ns")]
-    for times in (file.short.start_ns, file.short.end_ns, *own):
-        known = times != NONE
-        times[known] = [clock.to_reference(at_ns) for at_ns in times[known].tolist()]
-    for event in file.events.values():
-        for name in _MOMENTS:
-            at_ns = getattr(event, name, None)
-            if at_ns is not None:
-                msgspec.structs.force_setattr(event, name, clock.to_reference(at_ns))
-
-
 class DeviceSpan(NamedTuple):
     """The time in which a GPU did what an event launched, on the trace's clock.
 
@@ -165,15 +113,15 @@ class DeviceSpan(NamedTuple):
     ended_by: str = CUDA_EVENT
 
 
-def device_spans(file: ProcessFile, host: Clock) -> dict[int, DeviceSpan]:
+def device_spans(times: Sequence[DeviceTime], readings: Sequence[DeviceReading], host: Clock) -> dict[int, DeviceSpan]:
     """Return the span of each event by its number, if the clock of its GPU was read."""
     clocks: dict[str, list[DeviceReading]] = defaultdict(list)
-    for reading in sorted(file.device_clocks, key=lambda reading: reading.device_ns):
+    for reading in sorted(readings, key=lambda reading: reading.device_ns):
         clocks[reading.device].append(reading)
     spans: dict[int, DeviceSpan] = {}
-    for time in file.device_times:
-        if readings := clocks.get(time.device):
-            first, last = _around(time.start_ns, readings), _around(time.end_ns, readings)
+    for time in times:
+        if of_device := clocks.get(time.device):
+            first, last = _around(time.start_ns, of_device), _around(time.end_ns, of_device)
             spans[time.event] = DeviceSpan(
                 host.to_reference(first.to_reference(time.start_ns)),
                 host.to_reference(last.to_reference(time.end_ns)),

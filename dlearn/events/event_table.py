@@ -197,17 +197,16 @@ def of_events(events: Collection[Event]) -> EventTable:
             if any(type(value) is int for value in values):
                 column = own.setdefault(name, np.full(len(firsts), NONE))
                 column[rows] = _numbers(values)
+    columns: dict[str, Column] = {}
+    for name in ("rank", *_OF_ALL):
+        columns[name] = _numbers([getattr(event, name) for event in firsts])
     index = {"": NO_END} | {by: index for index, by in enumerate(ENDED_BY)}
     return EventTable(
         firsts,
         like=np.arange(len(firsts)),
-        rank=_numbers([event.rank for event in firsts]),
         ended_by=np.array([index.get(event.ended_by, OTHER) for event in firsts], np.int8),
-        number=_numbers([event.number for event in firsts]),
-        start_ns=_numbers([event.start_ns for event in firsts]),
-        end_ns=_numbers([event.end_ns for event in firsts]),
-        parent=_numbers([event.parent for event in firsts]),
         own=own,
+        **columns,
     )
 
 

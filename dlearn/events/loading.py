@@ -5,26 +5,23 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from dlearn.errors import TraceError
 from dlearn.events import readers
-from dlearn.events.clocks import align, clock_name, device_spans
+from dlearn.events.clocks import SAME, line_through
 from dlearn.events.event import Collective, Event, Line, PointToPoint
 from dlearn.events.event_table import EventTable, joined
-from dlearn.events.job_facts import Peer
+from dlearn.events.job_facts import ClockReading, Peer
 from dlearn.events.printable import printable
 from dlearn.events.process import Process
-from dlearn.events.store import ProcessFile, Recorded, left_out, read
+from dlearn.events.store import ProcessFile, left_out, read
 
 _NAMES_SHOWN = 8
 Files = list[ProcessFile]
-Ranks = dict[int, tuple[ProcessFile, str]]
-"""The file and the label of each rank, in order."""
 
 
 @dataclass(frozen=True)
@@ -52,21 +49,16 @@ def load_job(paths: Sequence[Path], attempt: int | None) -> JobFiles:
     for file in files:
         problems += file.problems
     world = _world_size(files)
-    ranks = _assign_ranks(files, world, problems)
-    clocks = align(files)
+    _assign_ranks(files, world, problems)
+    clocks = _align(files)
+    by_rank = sorted(files, key=lambda file: file.rank)
     # Of events that start at the same moment, the lower rank's and number's stay first.
-    table = joined([table for rank, (file, _) in ranks.items() for table in file.tables(rank)])
-    processes = []
-    for rank, (file, label) in ranks.items():
-        clock = clocks[clock_name(file)]
-        spans = device_spans(file, clock)
-        facts: dict[str, Any] = {each.name: getattr(file, each.name) for each in fields(Recorded)}
-        one = Process(rank=rank, label=label, clock=clock, device_spans=spans, **facts)
-        processes.append(one)
+    table = joined([table for file in by_rank for table in file.tables()])
+    processes = [file.process() for file in by_rank]
     _agree_on_names(processes, table.firsts)
-    problems += _missing_processes(path, files, {rank for rank in ranks if rank < world}, world)
+    problems += _missing_processes(path, files, world)
     problems += left_out(files)
-    return JobFiles(path, tuple(processes), table, len(clocks), problems)
+    return JobFiles(path, tuple(processes), table, clocks, problems)
 
 
 def first_names(names: Sequence[str]) -> str:
@@ -209,26 +201,27 @@ def _world_size(files: Files) -> int:
     return max(sizes)
 
 
-def _assign_ranks(files: Files, world: int, problems: list[str]) -> Ranks:
+def _assign_ranks(files: Files, world: int, problems: list[str]) -> None:
     """Give each process its rank: the cluster's or launcher's (recorder/), else the default
     group's, else the RPC worker's, else the next number that no other process can have."""
-    taken: Ranks = {}
+    taken: dict[int, ProcessFile] = {}
     strays: Files = []
     for file in files:
         rank = _own_rank(file)
         if rank is None:
             strays.append(file)
         elif rank in taken:
-            other = taken[rank][0].path.name
+            other = taken[rank].path.name
             problems.append(f"{file.path.name}: says that it is rank {rank}, as {other} does")
             strays.append(file)
         else:
+            taken[rank] = file
             worker = file.worker.name if file.worker is not None else ""
-            taken[rank] = file, file.header.name or worker or f"rank {rank}"
+            file.rank, file.label = rank, file.header.name or worker or f"rank {rank}"
     for file in strays:
-        rank = max(world - 1, *taken) + 1 if taken else world
-        taken[rank] = file, f"{file.header.host}-{file.header.pid}"
-    return dict(sorted(taken.items()))
+        file.rank = max(world - 1, *taken) + 1 if taken else world
+        file.label = f"{file.header.host}-{file.header.pid}"
+        taken[file.rank] = file
 
 
 def _own_rank(file: ProcessFile) -> int | None:
@@ -238,8 +231,32 @@ def _own_rank(file: ProcessFile) -> int | None:
     return default if default is not None or file.worker is None else file.worker.id
 
 
-def _missing_processes(path: Path, files: Files, here: set[int], world: int) -> list[str]:
+def _align(files: Files) -> int:
+    """Move the events of all files to one clock. Return how many clocks there are."""
+    readings: dict[str, list[ClockReading]] = defaultdict(list)
+    for file in files:
+        readings[file.clock_name] += file.clocks
+    references = [reading.reference for of_clock in readings.values() for reading in of_clock]
+    # Without readings the clock of the lowest rank.
+    lowest = min(files, key=_rank_and_name)
+    reference = references[0] if references else lowest.clock_name
+    for name, of_clock in readings.items():
+        usable = [reading for reading in of_clock if reading.reference == reference]
+        clock = SAME if name == reference else line_through(name, usable)
+        for file in files:
+            if file.clock_name == name:
+                file.move(clock)
+    return len(readings)
+
+
+def _rank_and_name(file: ProcessFile) -> tuple[int, str]:
+    rank = file.header.rank
+    return 2**53 if rank is None else rank, file.path.name
+
+
+def _missing_processes(path: Path, files: Files, world: int) -> list[str]:
     """Name the ranks without a file, and where other ranks know that their files are."""
+    here = {file.rank for file in files if file.rank < world}
     # As many as the sentence could ever name: a damaged header may promise any number.
     most = min(world, len(here) + _NAMES_SHOWN + 1)
     absent = [rank for rank in range(most) if rank not in here]

@@ -3,18 +3,48 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from dlearn.events.clocks import SAME, Clock, DeviceSpan
-from dlearn.events.store import Recorded
+from dlearn.events.event import Footer, GroupFact, Header, Socket, Worker
+from dlearn.events.job_facts import Heartbeat, Imported, Reached, Switched
+from dlearn.events.wiring import Wired
 
 
-@dataclass(kw_only=True)
-class Process(Recorded):
+@dataclass
+class Process:
     """One recorded process. `rank` is its number in this trace, `label` what pictures and words call it."""
 
-    rank: int
-    label: str
+    path: Path
+    header: Header
+    rank: int = -1
+    label: str = ""
     clock: Clock = SAME
     """How its times were moved to the clock of the whole trace."""
     device_spans: dict[int, DeviceSpan] = field(default_factory=dict)
     """When a GPU did what was launched, by the event's number."""
+    groups: dict[str, GroupFact] = field(default_factory=dict)
+    sockets: dict[int, Socket] = field(default_factory=dict)
+    worker: Worker | None = None
+    """Of a process that uses RPC: its name and id there."""
+    not_measured: str = ""
+    """Why the bytes on the wire are not known; empty where they are."""
+    heartbeat: Heartbeat | None = None
+    """Where the program was when it had done nothing for a while."""
+    exit_status: int | None = None
+    """What the command that started it saw; below 0 the signal that killed it. None: not known."""
+    stopped_ns: int | None = None
+    """When its cluster stopped it, still at work, on its own clock: at the timeout, or after another rank's fault."""
+    network: Switched | None = None
+    imported: Imported | None = None
+    reached: dict[str, Reached] = field(default_factory=dict)
+    """How far it had come in a group, where another tool says so."""
+    wired: dict[str, Wired] = field(default_factory=dict)
+    footer: Footer | None = None
+    complete: bool = True
+    """Whether every line that it wrote is here. If not, a call that is not here may still have been made."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether the recorder closed the file; if not, the process died, or still runs."""
+        return self.footer is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import chain
 from pathlib import Path
 from typing import Any, get_args
@@ -15,11 +15,13 @@ import numpy as np
 from dlearn.errors import TraceError
 from dlearn.events import event as seen
 from dlearn.events import job_facts
+from dlearn.events.clocks import Clock, device_spans
 from dlearn.events.event import FORMATS, NOT_OBSERVED, Collective, End, Event, Footer, Header, PointToPoint
-from dlearn.events.event_table import UNSEEN, EventTable, find, of_events
+from dlearn.events.event_table import NONE, UNSEEN, EventTable, find, of_events
 from dlearn.events.job_facts import AnyLine, DeviceTime
 from dlearn.events.mpi_facts import ANY_TAG, Probe
 from dlearn.events.printable import is_plain, printable, printable_all
+from dlearn.events.process import Process
 from dlearn.events.short_events import Damage, Rows, fill_in_ends, short_table, split, take_out
 from dlearn.events.short_lines import ENDED_BY
 from dlearn.events.source import ServiceCall, SourceFact, classes
@@ -43,40 +45,7 @@ _DAMAGE = (ValueError, RecursionError)
 
 
 @dataclass
-class Recorded:
-    """What the file of a process says of it."""
-
-    path: Path
-    header: Header
-    groups: dict[str, seen.GroupFact] = field(default_factory=dict)
-    sockets: dict[int, seen.Socket] = field(default_factory=dict)
-    worker: seen.Worker | None = None
-    """Of a process that uses RPC: its name and id there."""
-    not_measured: str = ""
-    """Why the bytes on the wire are not known; empty where they are."""
-    heartbeat: job_facts.Heartbeat | None = None
-    """Where the program was when it had done nothing for a while."""
-    exit_status: int | None = None
-    """What the command that started it saw; below 0 the signal that killed it. None: not known."""
-    stopped_ns: int | None = None
-    """When its cluster stopped it, still at work, on its own clock: at the timeout, or after another rank's fault."""
-    network: job_facts.Switched | None = None
-    imported: job_facts.Imported | None = None
-    reached: dict[str, job_facts.Reached] = field(default_factory=dict)
-    """How far it had come in a group, where another tool says so."""
-    wired: dict[str, Wired] = field(default_factory=dict)
-    footer: Footer | None = None
-    complete: bool = True
-    """Whether every line that it wrote is here. If not, a call that is not here may still have been made."""
-
-    @property
-    def closed(self) -> bool:
-        """Whether the recorder closed the file; if not, the process died, or still runs."""
-        return self.footer is not None
-
-
-@dataclass
-class ProcessFile(Recorded):
+class ProcessFile(Process):
     """What one file holds. `problems` names every line that could not be used, and what the footer says is not here."""
 
     events: dict[int, Event] = field(default_factory=dict)
@@ -95,15 +64,40 @@ class ProcessFile(Recorded):
     problems: list[str] = field(default_factory=list)
 
     @property
+    def clock_name(self) -> str:
+        """Return the name of the file's clock; each host has its own if the file does not name it."""
+        return self.header.clock or f"host {self.header.host}"
+
+    @property
     def event_count(self) -> int:
         return len(self.events) + len(self.short)
 
-    def tables(self, rank: int) -> tuple[EventTable, EventTable]:
-        """Return all events as those of this rank: those of long lines, and those of short ones."""
+    def move(self, clock: Clock) -> None:
+        """Move all times to the reference clock, in place."""
+        self.clock, self.device_spans = clock, device_spans(self.device_times, self.device_clocks, clock)
+        if not clock.offset_ns and not clock.drift:
+            return
+        own = [column for name, column in self.short.own.items() if name.endswith("_ns")]
+        for times in (self.short.start_ns, self.short.end_ns, *own):
+            known = times != NONE
+            times[known] = [clock.to_reference(at_ns) for at_ns in times[known].tolist()]
+        for event in self.events.values():
+            for name in ("start_ns", "end_ns", "handed_ns", "arrived_ns", "returned_ns"):
+                at_ns = getattr(event, name, None)
+                if at_ns is not None:
+                    _set(event, name, clock.to_reference(at_ns))
+
+    def tables(self) -> tuple[EventTable, EventTable]:
+        """Return all events, as those of its rank: those of long lines, and those of short ones."""
         for event in chain(self.events.values(), self.short.firsts):
-            _set(event, "rank", rank)
-        self.short.rank[:] = rank
+            _set(event, "rank", self.rank)
+        self.short.rank[:] = self.rank
         return of_events(self.events.values()), self.short
+
+    def process(self) -> Process:
+        """Return what the file says of its process, without the events."""
+        facts = {each.name: getattr(self, each.name) for each in fields(Process)}
+        return Process(**facts)
 
 
 def read(path: Path) -> ProcessFile:

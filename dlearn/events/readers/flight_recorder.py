@@ -18,9 +18,9 @@ from typing import Any, NoReturn
 import msgspec
 
 from dlearn.events.event import NOT_OBSERVED
-from dlearn.events.job_facts import Imported, Reached
+from dlearn.events.job_facts import Reached
 from dlearn.events.readers import rank_lines
-from dlearn.events.readers.rank_lines import OPS, Lines, RankCalls, Tensors, numbers
+from dlearn.events.readers.rank_lines import OPS, ForeignRank, Lines, Tensors, numbers
 
 SOURCE = "Flight Recorder dumps: times are those of the CPU's calls, and only each rank's last calls are there"
 _PEERS = re.compile(r"(?P<op>send|recv) \d+(?:->|<-)(?P<peer>\d{1,9})(?!\d)")
@@ -172,28 +172,22 @@ class _Dumps:
         reached = self._reached(dump)
         groups = {entry.group: self._key(dump, entry.group) for entry in dump.entries}
         groups |= {key[0]: key for key, _ in reached}
-        calls = RankCalls()
+        members = {dump.rank}.union(*(ranks for _, ranks in groups.values()))
+        rank = ForeignRank(SOURCE, dump.rank, max(members) + 1)
+        for name, ranks in groups.values():
+            if dump.rank in ranks:
+                default = self._descriptions.get(name) == "default_pg"
+                backend = self._backends.get(name, "nccl")
+                rank.add_group(self._title(name), backend, ranks, default=default)
+        rank.facts += [status for key, status in reached if key not in self._with_sends]
         for entry in dump.entries:
-            _add(calls, entry, self._title(entry.group))
-        times = dump.times or [at_ns for each in self.dumps for at_ns in each.times]
-        known = [dump.rank, *(rank for _, ranks in groups.values() for rank in ranks)]
-        facts = [
-            rank_lines.group(
-                self._title(name), self._backends.get(name, "nccl"), ranks, dump.rank,
-                default=self._descriptions.get(name) == "default_pg",
-            )
-            for name, ranks in groups.values() if dump.rank in ranks
-        ]  # fmt: skip
-        came = [found for key, found in reached if key not in self._with_sends]
+            _add(rank, entry, self._title(entry.group))
         records = [entry.record_id for entry in dump.entries]
-        limits = Imported(
-            source=SOURCE,
-            # Every call since the beginning is here: then one that is not was never made.
-            complete=bool(records) and records == list(range(len(records))),
-            unexplained=len(records) - len(calls.events),
-        )
-        first = rank_lines.header(SOURCE, dump.rank, max(known) + 1, start_ns=min(times, default=0))
-        return first, [limits, *facts, *came, *calls.events]
+        rank.unexplained = len(records) - len(rank.events)
+        # Where every call since the beginning is here, one that is not was never made.
+        complete = bool(records) and records == list(range(len(records)))
+        times = dump.times or [at_ns for each in self.dumps for at_ns in each.times]
+        return rank.lines(complete=complete, start_ns=min(times, default=0))
 
     def _key(self, dump: Dump, name: str) -> Key:
         """Return the group of this name; of gloo's, whose dumps do not list members, the callers."""
@@ -227,7 +221,7 @@ class _Dumps:
         return found
 
 
-def _add(calls: RankCalls, entry: Entry, group: str) -> None:
+def _add(rank: ForeignRank, entry: Entry, group: str) -> None:
     """Add a call; none of what does not say who sent to whom, as sends that were batched."""
     name = entry.profiling_name.partition(":")[2] or entry.profiling_name
     found = _PEERS.match(name)
@@ -240,7 +234,7 @@ def _add(calls: RankCalls, entry: Entry, group: str) -> None:
     if end_ns is not None:
         end_ns, ended_by = max(end_ns, entry.time_created_ns), "watchdog"
     seq = entry.p2p_seq_id if entry.is_p2p else entry.collective_seq_id
-    calls.add(
+    rank.add(
         found["op"] if entry.is_p2p and found else OPS.get(name, name),
         group,
         _tensors(entry.input_sizes, entry.input_dtypes, device),

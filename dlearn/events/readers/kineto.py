@@ -21,10 +21,10 @@ from typing import Any
 import msgspec
 
 from dlearn.events.clocks import ALL_WAIT
-from dlearn.events.event import Collective, GroupFact
-from dlearn.events.job_facts import ClockReading, Imported
+from dlearn.events.event import Collective
+from dlearn.events.job_facts import ClockReading
 from dlearn.events.readers import rank_lines
-from dlearn.events.readers.rank_lines import OPS, Lines, RankCalls, numbers
+from dlearn.events.readers.rank_lines import OPS, ForeignRank, Lines, numbers
 
 SOURCE = "profiler traces (Kineto): times are those of GPU kernels"
 BESIDE = "; what they moved stands in execution traces, joined by order"
@@ -143,9 +143,8 @@ def _lines(path: Path, file: File, records: list[Said]) -> Lines:
     joined = len(records) == len(kernels) and not any(said.op for said in said_by_all)
     if joined:
         said_by_all = _of_records(records, job.world_size)
-    members = {each.pg_name: tuple(each.ranks) for each in job.pg_config}
-    groups: dict[str, GroupFact] = {}
-    calls = RankCalls()
+    members = {group.pg_name: tuple(group.ranks) for group in job.pg_config}
+    rank = ForeignRank(SOURCE, job.rank, job.world_size)
     # gloo has no kernels, and its calls do not say in which group they are.
     left_out_us = [each.dur for each in file.traceEvents if job.backend == "gloo" and each.is_call]
     by_order = False
@@ -155,21 +154,17 @@ def _lines(path: Path, file: File, records: list[Said]) -> Lines:
             left_out_us.append(kernel.dur)
             continue
         name = rank_lines.title(said.group, said.about)
-        default = said.about == "default_pg"
-        groups[name] = rank_lines.group(name, job.backend, ranks, job.rank, default=default)
+        rank.add_group(name, job.backend, ranks, default=said.about == "default_pg")
         by_order |= said.seq < 0
         start_ns = base_ns + round(kernel.ts * 1000)
-        _add(calls, name, said, start_ns, start_ns + max(round(kernel.dur * 1000), 0))
-    start_ns = min((event.start_ns for event in calls.events), default=base_ns)
-    known = {"host": file.host_name, "start_ns": start_ns}
-    first = rank_lines.header(SOURCE, job.rank, job.world_size, **known)
-    limits = Imported(
-        source=SOURCE + BESIDE * (joined and bool(calls.events)) + BY_ORDER * by_order,
-        complete=False,
-        unexplained=len(left_out_us),
-        unexplained_ns=max(round(sum(left_out_us) * 1000), 0),
+        _add(rank, name, said, start_ns, start_ns + max(round(kernel.dur * 1000), 0))
+    rank.unexplained = len(left_out_us)
+    return rank.lines(
+        details=BESIDE * (joined and bool(rank.events)) + BY_ORDER * by_order,
+        took_ns=max(round(sum(left_out_us) * 1000), 0),
+        host=file.host_name,
+        start_ns=min((event.start_ns for event in rank.events), default=base_ns),
     )
-    return first, [limits, *groups.values(), *calls.events]
 
 
 def _said_by(path: Path, kernel: ChromeEvent) -> Said:
@@ -190,7 +185,7 @@ def _of_records(records: list[Said], size: int) -> list[Said]:
     return [said if len(numbers(said.splits)) in (0, size) else Said() for said in records]
 
 
-def _add(calls: RankCalls, group: str, said: Said, start_ns: int, end_ns: int) -> None:
+def _add(rank: ForeignRank, group: str, said: Said, start_ns: int, end_ns: int) -> None:
     op = OPS.get(said.op, said.op)
     given = rank_lines.tensor([said.given], said.dtype, "cuda")
     got = rank_lines.tensor([said.got], said.dtype, "cuda")
@@ -199,7 +194,7 @@ def _add(calls: RankCalls, group: str, said: Said, start_ns: int, end_ns: int) -
     whole = sum(rows) and not size % sum(rows)
     splits = tuple(size // sum(rows) * row for row in rows) if whole else ()
     seq = -1 if op in ("send", "recv") else said.seq
-    calls.add(
+    rank.add(
         op, group, (given,), (got,), seq=seq, peer=said.peer, splits=splits,
         start_ns=start_ns, end_ns=end_ns, ended_by="kernel",
     )  # fmt: skip
@@ -254,22 +249,17 @@ class RecordNode(msgspec.Struct):
     outputs: list[Any] = []
 
 
-class Schema(msgspec.Struct):
-    """The form of a file."""
+class ExecutionTrace(msgspec.Struct):
+    """What is read of a rank's file; the nodes of another schema are not."""
 
     schema: str
-
-
-class Nodes(Schema):
-    """What is read of a rank's file."""
-
-    nodes: list[RecordNode]
+    nodes: msgspec.Raw = msgspec.Raw()
 
 
 READ = "1.0.1"
 """The schema with a list of inputs; later ones keep their values, shapes and types apart."""
-_nodes = msgspec.json.Decoder(Nodes, strict=False)
-_schema = msgspec.json.Decoder(Schema)
+_trace = msgspec.json.Decoder(ExecutionTrace)
+_nodes = msgspec.json.Decoder(list[RecordNode], strict=False)
 
 
 def schema_of_nodes(data: bytes) -> str | None:
@@ -277,7 +267,7 @@ def schema_of_nodes(data: bytes) -> str | None:
     if b'"nodes"' not in data or b'"schema"' not in data or b'"traceEvents"' in data:
         return None
     try:
-        return _schema.decode(data).schema
+        return _trace.decode(data).schema
     except (ValueError, RecursionError):
         return None
 
@@ -288,7 +278,7 @@ def _records(path: Path, data: bytes) -> dict[int, list[Said]] | None:
         return None
     calls: dict[int, list[Said]] = defaultdict(list)
     try:
-        for node in _nodes.decode(data).nodes:
+        for node in _nodes.decode(_trace.decode(data).nodes):
             place = next((i for i, value in enumerate(node.inputs) if isinstance(value, str)), 0)
             is_call = node.name == "record_param_comms" and place >= 3
             if is_call and node.inputs[place] != "wait":

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import chain
 
 from dlearn.errors import TraceError
 from dlearn.events.event import NOT_OBSERVED, GroupFact, TensorInfo
-from dlearn.events.job_facts import Imported
 from dlearn.events.readers import rank_lines
 from dlearn.events.readers.nccl_log import Comm, Device, Log, LoggedCall, ThreadPart
-from dlearn.events.readers.rank_lines import Lines, RankCalls
+from dlearn.events.readers.rank_lines import ForeignRank, Lines
 from dlearn.events.wiring import Choice, Ring, Wired
 from dlearn.shown import count_text
 
@@ -141,25 +140,25 @@ class NcclLog(Log):
             what = f"a communicator of {world.size:,} ranks"
             raise TraceError(f"NCCL's log: {what} is more than can be read.")
         groups = [(group, self._members(group)) for group in self._job]
-        made: list[Lines] = []
-        for rank, one in sorted(world.comms.items()):
-            lines: list[GroupFact | Wired] = []
-            calls = RankCalls()
-            unexplained = self.unknown_calls if not made else 0
-            for group, ranks in groups:
-                for comm in [each for each in group.comms.values() if each.device == one.device]:
-                    if not ranks:
-                        unexplained += len(comm.calls)
-                        continue
-                    own, default = ranks[comm.rank], group is world
-                    lines.append(rank_lines.group(group.name, "nccl", ranks, own, default=default))
-                    lines.append(group.wired(comm.rank, group.name))
-                    for call in comm.calls:
-                        _add(calls, group, call)
-            source = f"{SOURCE}; {self._notes}"
-            limits = Imported(source=source, complete=False, unexplained=unexplained)
-            first = rank_lines.header(SOURCE, rank, one.size, pid=one.device.pid)
-            made.append((first, [limits, *lines, *calls.events]))
+        ranks = [self._rank(rank, groups) for rank in sorted(world.comms)]
+        ranks[0].unexplained += self.unknown_calls
+        pids = [world.comms[rank.rank].device.pid for rank in ranks]
+        details = f"; {self._notes}"
+        return [rank.lines(details=details, pid=pid) for rank, pid in zip(ranks, pids, strict=True)]
+
+    def _rank(self, rank: int, groups: Sequence[tuple[Communicator, tuple[int, ...]]]) -> ForeignRank:
+        """Return the groups, the wiring and the calls of a rank of the largest communicator."""
+        own = self._world.comms[rank]
+        made = ForeignRank(SOURCE, rank, own.size)
+        for group, ranks in groups:
+            for comm in [comm for comm in group.comms.values() if comm.device == own.device]:
+                if not ranks:
+                    made.unexplained += len(comm.calls)
+                    continue
+                made.add_group(group.name, "nccl", ranks, default=group is self._world)
+                made.facts.append(group.wired(comm.rank, group.name))
+                for call in comm.calls:
+                    _add(made, group, call)
         return made
 
     def beside(self, rank: int, host: str, groups: Iterable[GroupFact]) -> list[Wired]:
@@ -213,10 +212,10 @@ def _fits(piece: ThreadPart, comm: Comm) -> bool:
     return piece.me == {comm.rank} and max(ranks, default=0) < comm.size
 
 
-def _add(calls: RankCalls, group: Communicator, call: LoggedCall) -> None:
+def _add(rank: ForeignRank, group: Communicator, call: LoggedCall) -> None:
     """Add a call. Its times are its number: the log has none."""
     op = call.op
-    calls.add(
+    rank.add(
         op,
         group.name,
         (_tensor(call, group.size if op in GIVEN_TO_EACH else 1),),

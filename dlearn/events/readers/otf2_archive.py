@@ -17,10 +17,10 @@ import msgspec
 from msgspec.structs import replace
 
 from dlearn.errors import TraceError, optional
-from dlearn.events.event import NOT_OBSERVED, Collective, Event, GroupFact, Header, PointToPoint
+from dlearn.events.event import NOT_OBSERVED, Collective, GroupFact, Header, PointToPoint
 from dlearn.events.job_facts import Imported
 from dlearn.events.readers import rank_lines
-from dlearn.events.readers.rank_lines import Lines, RankCalls, Tensors
+from dlearn.events.readers.rank_lines import ForeignRank, Lines, Tensors
 
 SOURCE = "an OTF2 archive: calls of MPI, matched by their order"
 ANCHOR, LOCAL = b"\x03\x42OTF2", (b"\x03\x42\x01", b"\x03\x42\x02")
@@ -99,11 +99,11 @@ def _read_here(path: Path) -> list[Lines]:
         return job.lines()
 
 
-class _MpiRank(RankCalls):
+class _MpiRank(ForeignRank):
     """What has been read of one rank so far."""
 
-    def __init__(self, location: Any) -> None:
-        super().__init__()
+    def __init__(self, location: Any, rank: int, world_size: int) -> None:
+        super().__init__(SOURCE, rank, world_size)
         self.location = location
         self.entered: list[tuple[str, int, int]] = []
         """Regions that it is in: name, since when, and which event was the first inside of each."""
@@ -112,8 +112,6 @@ class _MpiRank(RankCalls):
         self.requested: dict[int, int] = {}
         """Of other calls that do not block: when each began."""
         self.begun_ns = 0
-        self.groups: dict[str, GroupFact] = {}
-        self.unexplained = 0
 
     def since(self, at_ns: int) -> int:
         """When the call began that a record is of."""
@@ -125,7 +123,7 @@ class _MpiRank(RankCalls):
         self.unexplained += _NONBLOCKING.fullmatch(region) is not None
         if region.startswith("MPI_") and not region.startswith("MPI_I"):
             for place in range(first, len(self.events)):
-                if self.events[place].ended_by == "leave" and self.events[place].end_ns is None:
+                if self.events[place].end_ns is None and place not in self.sent.values():
                     self.end(place, at_ns)
 
     def end(self, place: int, at_ns: int) -> None:
@@ -151,7 +149,9 @@ class _MpiJob:
         if not world:
             raise TraceError("it has no communicators of MPI, so there is nothing to show")
         self._rank_of = {location: rank for rank, location in enumerate(world)}
-        self._ranks = {location: _MpiRank(location) for location in world}
+        self._ranks = {}
+        for location, rank in self._rank_of.items():
+            self._ranks[location] = _MpiRank(location, rank, len(world))
         self._elsewhere = 0
         """Calls of threads that have no rank."""
 
@@ -170,7 +170,7 @@ class _MpiJob:
                 rank.leave(at_ns)
             case "MpiSend" | "MpiRecv":
                 op = "send" if kind == "MpiSend" else "recv"
-                self._message(rank, event, op, rank.since(at_ns), ended_by="leave")
+                self._message(rank, event, op, rank.since(at_ns))
             case "MpiIsend":
                 rank.sent[event.request_id] = len(rank.events)
                 self._message(rank, event, "send", rank.since(at_ns))
@@ -190,6 +190,8 @@ class _MpiJob:
                 self._collective(rank, event, rank.requested.pop(event.request_id, at_ns), at_ns)
 
     def _message(self, rank: _MpiRank, event: Any, op: str, start_ns: int, **end: Any) -> None:
+        # What a program does not wait for before its end has no end in the archive.
+        end = {"ended_by": NOT_OBSERVED, **end}
         peer = int(event.receiver if op == "send" else event.sender)
         tensors = (rank_lines.tensor((int(event.msg_length),), "uint8", "cpu"),)
         rank.add(
@@ -214,25 +216,16 @@ class _MpiJob:
         members = members or (rank.location,)  # An archive names none of MPI_COMM_SELF.
         ranks = [self._rank_of.get(member, -1) for member in members]
         if name not in rank.groups and rank.location in members and min(ranks) >= 0:
-            default = len(members) == len(self._ranks)
-            own = self._rank_of[rank.location]
-            rank.groups[name] = rank_lines.group(name, "MPI", ranks, own, default=default)
+            rank.add_group(name, "MPI", ranks, default=len(members) == len(self._ranks))
         return name
 
     def lines(self) -> list[Lines]:
         """Return the lines of each rank."""
-        made: list[Lines] = []
-        for number, rank in enumerate(self._ranks.values()):
-            unexplained = max(rank.unexplained, 0) + (self._elsewhere if number == 0 else 0)
-            limits = Imported(source=SOURCE, complete=True, unexplained=unexplained)
-            header = rank_lines.header(SOURCE, number, len(self._ranks))
-            made.append((header, [limits, *rank.groups.values(), *map(_seen, rank.events)]))
-        return made
-
-
-def _seen(event: Event) -> Event:
-    """What a program does not wait for before its end has no end in the archive."""
-    return event if event.end_ns is not None else replace(event, ended_by=NOT_OBSERVED)
+        ranks = list(self._ranks.values())
+        for rank in ranks:
+            rank.unexplained = max(rank.unexplained, 0)
+        ranks[0].unexplained += self._elsewhere
+        return [rank.lines(complete=True) for rank in ranks]
 
 
 def _sizes(op: str, sent: int, received: int, ranks: int) -> tuple[int, int]:

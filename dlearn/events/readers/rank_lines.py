@@ -1,4 +1,4 @@
-"""The lines of a trace, as readers make them: a header, groups, tensors, calls; refusals."""
+"""What readers share: the lines of a rank (header, groups, calls), tensors, and refusals."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import msgspec
 
 from dlearn.errors import TraceError
 from dlearn.events.event import FORMAT, Collective, Event, GroupFact, Header, Line, PointToPoint, TensorInfo
+from dlearn.events.job_facts import Imported
 from dlearn.events.printable import printable
 
 Lines = tuple[Header, list[Line]]
@@ -45,20 +46,6 @@ OPS = {
 _numbers = msgspec.json.Decoder(tuple[Annotated[int, msgspec.Meta(ge=0, lt=10**15)], ...])
 
 
-def header(source: str, rank: int, world_size: int, **known: Any) -> Header:
-    """Return the first line of a rank's file, of what its source tells."""
-    facts: dict[str, Any] = {"host": "", "pid": 0, "torch": "", "dlearn": "", "start_ns": 0} | known
-    return Header(format=FORMAT, job=source, rank=rank, world_size=world_size, **facts)
-
-
-def group(name: str, backend: str, ranks: Sequence[int], rank: int, *, default: bool) -> GroupFact:
-    """Return a group of these global ranks, as one of them has it."""
-    own, size = ranks.index(rank), len(ranks)
-    return GroupFact(
-        name=name, backend=backend, rank=own, size=size, ranks=tuple(ranks), default=default,
-    )  # fmt: skip
-
-
 def title(name: str, description: str) -> str:
     """Return what people call a group, and its name: several have one description."""
     return f"{description} {name}" if description not in ("", "default_pg", "undefined") else name
@@ -79,12 +66,24 @@ def numbers(text: str) -> tuple[int, ...]:
         return ()
 
 
-class RankCalls:
-    """The calls of one rank: each has a number, and a turn among those of its kind in its group."""
+class ForeignRank:
+    """One rank as another tool recorded it: its groups and calls, which become lines of our file."""
 
-    def __init__(self) -> None:
+    def __init__(self, source: str, rank: int, world_size: int) -> None:
+        self.source, self.rank, self.world_size = source, rank, world_size
+        self.groups: dict[str, GroupFact] = {}
+        self.facts: list[Line] = []
         self.events: list[Event] = []
+        self.unexplained = 0
+        """Calls that do not say who sent what to whom."""
         self._turns: Counter[tuple[str, str]] = Counter()
+
+    def add_group(self, name: str, backend: str, ranks: Sequence[int], *, default: bool) -> None:
+        """Add a group of these global ranks, of which this rank is one."""
+        self.groups[name] = GroupFact(
+            name=name, backend=backend, rank=ranks.index(self.rank), size=len(ranks),
+            ranks=tuple(ranks), default=default,
+        )  # fmt: skip
 
     def add(
         self, op: str, group: str, given: Tensors, got: Tensors, *,
@@ -103,6 +102,16 @@ class RankCalls:
         else:
             got = () if given and op in IN_PLACE else got
             self.events.append(Collective(inputs=given, outputs=got, root=root, splits=splits, **common))
+
+    def lines(self, *, details: str = "", complete: bool = False, took_ns: int = 0, **known: Any) -> Lines:
+        """Return all lines. `known` are fields of the header, `took_ns` is the time of unexplained calls."""
+        facts: dict[str, Any] = {"host": "", "pid": 0, "torch": "", "dlearn": "", "start_ns": 0} | known
+        header = Header(format=FORMAT, job=self.source, rank=self.rank, world_size=self.world_size, **facts)
+        limits = Imported(
+            source=self.source + details, complete=complete,
+            unexplained=self.unexplained, unexplained_ns=took_ns,
+        )  # fmt: skip
+        return header, [limits, *self.groups.values(), *self.facts, *self.events]
 
 
 def refused(text: str) -> TraceError:
