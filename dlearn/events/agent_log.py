@@ -6,7 +6,7 @@ script this very file runs as a small process (so it imports nothing but the sta
 whatever ends the job. The log names no kind of message; rpc_kinds.py infers it.
 
 torch 2.13 prints the wall clock's whole seconds and the *monotonic* clock's fraction. The fraction is exact and the
-second is not: it may be the one before, and somebody may set the clock. So the filter stamps what it reads with its
+second is not: it may be the one before, and the clock may be set. So the filter stamps what it reads with its
 own monotonic clock, and `line_time` finds the one moment of that fraction that lies between two stamps.
 """
 
@@ -122,7 +122,7 @@ _STAMP = re.compile(rb"written (\d{1,19}) to (\d{1,19})\n")
 
 
 def moments(lines: Iterator[bytes], *, wall_ns: int) -> Iterator[Moment]:
-    """What each line says; lines about other things (and damaged ones) are passed over.
+    """Yield what each line says; lines about other things, and damaged ones, are passed over.
 
     `wall_ns` is how far the wall clock was ahead of the monotonic one when the agent began.
     """
@@ -151,7 +151,7 @@ _HELD_UP_NS = 250 * 10**6
 
 
 def line_time(printed_ns: int, fraction: int, since: int, until: int) -> int:
-    """When a line was written, in ns: at this fraction of a second, after `since` and before `until`.
+    """Return when a line was written, in ns: at this fraction of a second, between two stamps.
 
     `printed_ns` is when the printed second began, by the wall clock, in whichever quarter of an hour.
     """
@@ -173,7 +173,7 @@ def widen(pipe: int) -> None:
 
 
 def log_path(trace_file: Path) -> Path:
-    """Where the agent's log of this process stands."""
+    """Return the path of the agent's log of this process."""
     return trace_file.with_name(trace_file.stem + SUFFIX)
 
 

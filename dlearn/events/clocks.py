@@ -113,7 +113,9 @@ class DeviceSpan(NamedTuple):
     ended_by: str = CUDA_EVENT
 
 
-def device_spans(times: Sequence[DeviceTime], readings: Sequence[DeviceReading], host: Clock) -> dict[int, DeviceSpan]:
+def device_spans(
+    times: Sequence[DeviceTime], readings: Sequence[DeviceReading], host: Clock
+) -> dict[int, DeviceSpan]:  # fmt: skip
     """Return the span of each event by its number, if the clock of its GPU was read."""
     clocks: dict[str, list[DeviceReading]] = defaultdict(list)
     for reading in sorted(readings, key=lambda reading: reading.device_ns):

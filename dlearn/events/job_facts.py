@@ -110,7 +110,7 @@ class DeviceTime(Line, tag="device time", frozen=True, kw_only=True):
     """From when to when a GPU was at what event `event` had launched, in ns since that GPU's first reading.
 
     Of a collective: from when on it could run there. Of a gradient: when it was ready, twice. The event's own times are
-    the host's. An event of a GPU without this line was not done when the recording ended, or nobody could tell.
+    the host's. An event of a GPU without this line had not ended with the recording, or was not timed.
     `blocks`: the stream that called it did nothing else meanwhile.
     """
 

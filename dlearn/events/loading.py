@@ -238,8 +238,8 @@ def _align(files: Files) -> int:
         readings[file.clock_name] += file.clocks
     references = [reading.reference for of_clock in readings.values() for reading in of_clock]
     # Without readings the clock of the lowest rank.
-    lowest = min(files, key=_rank_and_name)
-    reference = references[0] if references else lowest.clock_name
+    references.append(min(files, key=lambda file: file.rank).clock_name)
+    reference = references[0]
     for name, of_clock in readings.items():
         usable = [reading for reading in of_clock if reading.reference == reference]
         clock = SAME if name == reference else line_through(name, usable)
@@ -247,11 +247,6 @@ def _align(files: Files) -> int:
             if file.clock_name == name:
                 file.move(clock)
     return len(readings)
-
-
-def _rank_and_name(file: ProcessFile) -> tuple[int, str]:
-    rank = file.header.rank
-    return 2**53 if rank is None else rank, file.path.name
 
 
 def _missing_processes(path: Path, files: Files, world: int) -> list[str]:

@@ -6,14 +6,14 @@ from typing import Any
 
 
 def printable(text: str) -> str:
-    """`text` on one line: control characters, marks that turn the direction of writing and the like are escaped."""
+    """Return the text on one line: what cannot be printed, as control characters, is escaped."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def printable_all(value: Any) -> Any:
-    """The same for every string in what JSON holds."""
+    """Return what JSON holds with every string printable."""
     match value:
         case str():
             return printable(value)
@@ -26,7 +26,7 @@ def printable_all(value: Any) -> Any:
 
 
 def is_plain(data: bytes) -> bool:
-    """Whether every string in these lines of JSON can be printed as it is: nothing is escaped."""
+    """Return whether every string in these lines of JSON is printable, and nothing is escaped."""
     if b"\\" in data:
         return False
     if data.isascii():

@@ -13,7 +13,7 @@ from dlearn.events.wiring import Wired
 
 @dataclass
 class Process:
-    """One recorded process. `rank` is its number in this trace, `label` what pictures and words call it."""
+    """One recorded process: its `rank` in this trace, and the `label` in pictures and words."""
 
     path: Path
     header: Header
@@ -34,7 +34,7 @@ class Process:
     exit_status: int | None = None
     """What the command that started it saw; below 0 the signal that killed it. None: not known."""
     stopped_ns: int | None = None
-    """When its cluster stopped it, still at work, on its own clock: at the timeout, or after another rank's fault."""
+    """When, by its own clock, its cluster stopped it at work: a timeout, or another rank's fault."""
     network: Switched | None = None
     imported: Imported | None = None
     reached: dict[str, Reached] = field(default_factory=dict)
@@ -42,9 +42,9 @@ class Process:
     wired: dict[str, Wired] = field(default_factory=dict)
     footer: Footer | None = None
     complete: bool = True
-    """Whether every line that it wrote is here. If not, a call that is not here may still have been made."""
+    """Whether every line that it wrote is here. If not, a call may have been made that is not here."""
 
     @property
     def closed(self) -> bool:
-        """Whether the recorder closed the file; if not, the process died, or still runs."""
+        """Return whether the recorder closed the file; if not, the process died, or still runs."""
         return self.footer is not None

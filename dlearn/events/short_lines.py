@@ -14,9 +14,10 @@ own numbers that event 41 has. short_events.py reads millions of such lines as a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
 from itertools import repeat
 from typing import Any
+
+import msgspec
 
 from dlearn.events.event import NOT_OBSERVED, REFUSED, Event, RRefFork
 
@@ -30,6 +31,7 @@ MOST_REMEMBERED = 4096
 """Different events that a writer remembers; after so many it begins anew."""
 
 _TOO_LONG = 10**LONGEST_NUMBER
+_encode = msgspec.json.Encoder().encode
 
 
 def layout(first: Event, file_format: int) -> tuple[str, ...]:
@@ -74,18 +76,6 @@ def with_numbers(value: Any, numbers: Iterator[int]) -> Any:
     return tuple(with_numbers(each, numbers) for each in value)
 
 
-@cache
-def _own_fields(kind: type[Event]) -> tuple[str, ...]:
-    """Return the fields that differ from call to call; none for a kind without short lines."""
-    return () if kind.own is None else ("end_ns", *kind.own)
-
-
-@cache
-def _line_of(numbers: int) -> bytes:
-    """Return the format of a line of so many numbers."""
-    return b"[%b]\n" % b",".join([b"%d"] * numbers)
-
-
 class Remembered:
     """The events of one file that later ones may repeat."""
 
@@ -97,8 +87,7 @@ class Remembered:
 
         Both are None if no event can repeat this one.
         """
-        fields = _own_fields(kind)
-        if not fields:
+        if kind.own is None:
             return None, None
         # This runs for every call: it takes what is its own out of the hook's dict itself.
         take = facts.pop
@@ -106,7 +95,7 @@ class Remembered:
         own: dict[str, Any] = {}
         shape: list[Any] = []
         numbers: list[int] = []
-        for name in fields:
+        for name in ("end_ns", *kind.own):
             value = take(name, None)
             if value is None:
                 continue
@@ -117,20 +106,20 @@ class Remembered:
             else:
                 shape += (name, with_numbers(value, repeat(0)))
                 numbers += numbers_in(value)
-        alike = (kind, *shape, *facts, *facts.values())
-        like = self._numbers.get(alike)
+        pattern = (kind, *shape, *facts, *facts.values())
+        like = self._numbers.get(pattern)
         if like is None or abs(start_ns) >= _TOO_LONG or (numbers and max(numbers) >= _TOO_LONG):
             facts |= own
             facts |= {"number": number, "start_ns": start_ns, "parent": parent}
-            return None, alike
+            return None, pattern
         inside = -1 if parent is None else parent
-        return _line_of(4 + len(numbers)) % (like, number, start_ns, inside, *numbers), None
+        return _encode((like, number, start_ns, inside, *numbers)) + b"\n", None
 
-    def remember(self, alike: tuple[Any, ...], number: int) -> None:
+    def remember(self, pattern: tuple[Any, ...], number: int) -> None:
         """Note that event `number` stands in the file."""
         if len(self._numbers) >= MOST_REMEMBERED:
             self._numbers.clear()
-        self._numbers[alike] = number
+        self._numbers[pattern] = number
 
 
 def end_line(number: int, at_ns: int, by: str) -> bytes | None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 
 def file_label(file: str, cells: Mapping[str, str], directory: str) -> str:
-    """The file as people call it: a notebook's cell, the path below the working directory, or its last two parts.
+    """Return a file's name: a notebook's cell, the path below `directory`, or its last two parts.
 
     `cells` gives the names of notebook cells by the file name that their code was compiled under.
     """

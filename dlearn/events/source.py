@@ -40,7 +40,7 @@ class Emit(Protocol):
     def end(self, number: int, *, by: str, error: str = "", **facts: Any) -> None:
         """Report that event `number` ends now; `facts` are known only now, as the `outputs` of a `ServiceCall`.
 
-        With `by=NOT_OBSERVED` nobody will ever see its end.
+        With `by=NOT_OBSERVED` its end is never seen.
         """
 
     def enter(self, number: int) -> None:
@@ -76,7 +76,7 @@ class ServiceCall(Event, frozen=True, kw_only=True):
 
     @property
     def seq(self) -> int:
-        """Its number in its process."""
+        """Return its number in its process."""
         return self.number
 
 
@@ -102,7 +102,7 @@ class Kind:
 
     @property
     def tag(self) -> str:
-        """What the file calls it."""
+        """Return the name of the kind in a file."""
         return str(self.columns.__struct_config__.tag)
 
 
@@ -162,13 +162,13 @@ class SourceFact(Line, tag="source", frozen=True, kw_only=True):
 
 
 def describe(source: Source) -> SourceFact:
-    """What a file says of a Source before its first event."""
+    """Return what a file says of a Source before its first event."""
     facts = {kind.tag: KindFact(kind.columns.__struct_fields__, kind.columns.ends) for kind in source.kinds}
     return SourceFact(name=source.name, kinds=facts)
 
 
 def classes(fact: SourceFact) -> dict[str, type[Event] | str]:
-    """The classes of these kinds; the Source's name where it is not installed here with the same columns."""
+    """Return the classes of these kinds; the Source's name where its columns differ here."""
     source = in_use.get(fact.name)
     if source is None:
         with suppress(SetupError):

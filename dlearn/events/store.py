@@ -65,7 +65,7 @@ class ProcessFile(Process):
 
     @property
     def clock_name(self) -> str:
-        """Return the name of the file's clock; each host has its own if the file does not name it."""
+        """Return the name of the file's clock; if there is none, each host has its own."""
         return self.header.clock or f"host {self.header.host}"
 
     @property
@@ -74,7 +74,8 @@ class ProcessFile(Process):
 
     def move(self, clock: Clock) -> None:
         """Move all times to the reference clock, in place."""
-        self.clock, self.device_spans = clock, device_spans(self.device_times, self.device_clocks, clock)
+        self.clock = clock
+        self.device_spans = device_spans(self.device_times, self.device_clocks, clock)
         if not clock.offset_ns and not clock.drift:
             return
         own = [column for name, column in self.short.own.items() if name.endswith("_ns")]

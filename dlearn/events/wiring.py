@@ -26,12 +26,12 @@ class ChannelLink(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     @property
     def kind(self) -> str:
-        """ "P2P" through the memory of both GPUs, "SHM" through that of the host, "NET" over the network."""
+        """Return "P2P" (memory of both GPUs), "SHM" (memory of the host) or "NET" (the network)."""
         return self.via.partition("/")[0]
 
     @property
     def card(self) -> str:
-        """Of a link over the network, which of the host's cards: "0" of "NET/IB/0/GDRDMA"; else ""."""
+        """Return the network card of a link: "0" of "NET/IB/0/GDRDMA"; "" of other links."""
         parts = self.via.split("/")
         return parts[2].partition("(")[0] if self.kind == "NET" and parts[2:] else ""
 
@@ -81,22 +81,22 @@ class Wiring:
 
     @property
     def rings(self) -> tuple[Ring, ...]:
-        """Those that are whole."""
+        """Return the rings that are whole."""
         return next((each.rings for each in self.members.values() if each.rings), ())
 
     @property
     def channels(self) -> int:
-        """How many NCCL made, or as many as the log has rings of."""
+        """Return how many NCCL made, or as many as the log has rings of."""
         told = max((each.channels for each in self.members.values()), default=0)
         return told or sum(len(ring.channels) for ring in self.rings)
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        """Each once, in the order of the log."""
+        """Return each choice once, in the order of the log."""
         found = (choice for each in self.members.values() for choice in each.choices)
         return tuple(dict.fromkeys(found))
 
     @property
     def switch(self) -> bool:
-        """Whether any of them prepared to let a switch add up."""
+        """Return whether any member prepared to let a switch add up."""
         return any(each.switch for each in self.members.values())

@@ -49,7 +49,7 @@ class Writer:
 
     @property
     def begun(self) -> bool:
-        """Whether the file has been made."""
+        """Return whether the file has been made."""
         return self._fd is not None
 
     def _open(self) -> None:
@@ -64,9 +64,9 @@ class Writer:
 
     def event(self, kind: type[Event], facts: dict[str, Any]) -> None:
         """Append an event; one that is like another before it as a short line. Raises OSError as `write` does."""
-        short, alike = self._remembered.begin(kind, facts)
-        if self._write(short or kind(**facts)) and alike is not None:
-            self._remembered.remember(alike, facts["number"])
+        short, pattern = self._remembered.begin(kind, facts)
+        if self._write(short or kind(**facts)) and pattern is not None:
+            self._remembered.remember(pattern, facts["number"])
 
     def end(self, number: int, *, at_ns: int, by: str, error: str, **facts: Any) -> None:
         """Append the end of an event; in a short line if there is no more to it. Raises OSError as `write` does."""
@@ -79,7 +79,7 @@ class Writer:
         self._write(line)
 
     def _write(self, line: Line | bytes) -> bool:
-        """Whether it stands in the file."""
+        """Append a line. Return whether it stands in the file."""
         if self._fd is None:
             header, self._waiting = self._waiting, None
             if header is None or isinstance(line, Footer):
@@ -156,7 +156,7 @@ class Writer:
             self._fd = None
 
 
-# How a process ended, added by whoever started it: one that dies cannot write that ------------------------------------
+# How a process ended, added by its parent: one that dies cannot write that --------------------------
 
 
 def note_end(path: Path, end: Exit | Stopped | Switched) -> None:
@@ -169,7 +169,7 @@ def note_end(path: Path, end: Exit | Stopped | Switched) -> None:
 
 
 def file_of_rank(folder: Path, rank: int) -> Path | None:
-    """The file of a cluster's rank, by its first line; None if it died before it could write that."""
+    """Return the file of a cluster's rank; None if it died before it could write a header."""
     for path in folder.glob("*.jsonl"):
         with path.open("rb") as stream:
             try:

@@ -164,7 +164,7 @@ def notes(facts: Sequence[Imported]) -> list[str]:
 
 
 def _contents(path: Path) -> Iterator[tuple[Path, bytes]]:
-    """The file, or what is in it if it is packed (.gz, .tar, .tar.gz, as its first bytes say): in memory only."""
+    """Yield the file, or what is packed in it (.gz, .tar, .tar.gz): unpacked in memory only."""
     try:
         with path.open("rb") as stream:
             packed = stream.read(2) == b"\x1f\x8b"

@@ -43,12 +43,12 @@ class ChromeEvent(msgspec.Struct):
 
     @property
     def is_kernel(self) -> bool:
-        """Whether it is one of NCCL's kernels."""
+        """Return whether it is one of NCCL's kernels."""
         return self.cat.lower() == "kernel" and NCCL.search(self.name) is not None
 
     @property
     def is_call(self) -> bool:
-        """Whether it is a call of a process group."""
+        """Return whether it is a call of a process group."""
         return self.name.startswith("c10d::")
 
 

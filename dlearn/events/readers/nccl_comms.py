@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import cached_property
 from itertools import chain
 
@@ -38,7 +38,7 @@ class Communicator:
 
     @cached_property
     def rings(self) -> tuple[Ring, ...]:
-        """The whole ones: in each channel each rank has one next, and one way goes through all."""
+        """Return the whole ones: in a channel each rank has one next, and one path visits all."""
         after: dict[int, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
         for rank, comm in self.comms.items():
             for piece in comm.pieces:
@@ -56,11 +56,11 @@ class Communicator:
 
     @cached_property
     def choices(self) -> tuple[Choice, ...]:
-        """What was chosen for its collectives."""
+        """Return what NCCL chose for its collectives."""
         return tuple(dict.fromkeys(choice for comm in self.comms.values() for choice in comm.choices))
 
     def wired(self, rank: int, name: str) -> Wired:
-        """What is known of one of its ranks; of all together, in the lines of the first."""
+        """Return what is known of one of its ranks; with the first, what is known of all."""
         comm, is_first = self.comms[rank], rank == min(self.comms)
         links = dict.fromkeys(chain.from_iterable(piece.links for piece in comm.pieces))
         return Wired(
@@ -84,7 +84,7 @@ class NcclLog(Log):
 
     @cached_property
     def _job(self) -> list[Communicator]:
-        """Its communicators, each with what was said of it."""
+        """Return its communicators, each with its connections."""
         found: dict[tuple[str | int, ...], list[Comm]] = defaultdict(list)
         for comm in self.comms:
             found[comm.key].append(comm)
@@ -109,7 +109,7 @@ class NcclLog(Log):
 
     @cached_property
     def _world(self) -> Communicator:
-        """The largest group: its ranks are those of the job."""
+        """Return the largest group: its ranks are those of the job."""
         if not self._job:
             raise TraceError(
                 f"NCCL's log: none of its {count_text(self.lines, 'line')} tells of which communicator it is. It must"
@@ -119,11 +119,11 @@ class NcclLog(Log):
 
     @cached_property
     def _rank_of(self) -> dict[Device, int]:
-        """The job's rank on each GPU."""
+        """Return the job's rank on each GPU."""
         return {comm.device: rank for rank, comm in self._world.comms.items()}
 
     def _members(self, group: Communicator) -> tuple[int, ...]:
-        """The ranks of the job in a group, in its order; () where one of them left no line."""
+        """Return the job's ranks in a group, in its order; () where one of them left no line."""
         if group is self._world:
             return tuple(range(group.size))
         if len(group.comms) < group.size:
@@ -139,27 +139,25 @@ class NcclLog(Log):
         if len(world.comms) * world.size > MOST_NUMBERS:
             what = f"a communicator of {world.size:,} ranks"
             raise TraceError(f"NCCL's log: {what} is more than can be read.")
-        groups = [(group, self._members(group)) for group in self._job]
-        ranks = [self._rank(rank, groups) for rank in sorted(world.comms)]
-        ranks[0].unexplained += self.unknown_calls
-        pids = [world.comms[rank.rank].device.pid for rank in ranks]
-        details = f"; {self._notes}"
-        return [rank.lines(details=details, pid=pid) for rank, pid in zip(ranks, pids, strict=True)]
-
-    def _rank(self, rank: int, groups: Sequence[tuple[Communicator, tuple[int, ...]]]) -> ForeignRank:
-        """Return the groups, the wiring and the calls of a rank of the largest communicator."""
-        own = self._world.comms[rank]
-        made = ForeignRank(SOURCE, rank, own.size)
-        for group, ranks in groups:
-            for comm in [comm for comm in group.comms.values() if comm.device == own.device]:
-                if not ranks:
-                    made.unexplained += len(comm.calls)
+        made: dict[Device, ForeignRank] = {}
+        for number, own in sorted(world.comms.items()):
+            made[own.device] = ForeignRank(SOURCE, number, own.size)
+        for group in self._job:
+            members = self._members(group)
+            for comm in group.comms.values():
+                rank = made.get(comm.device)
+                if rank is None:
                     continue
-                made.add_group(group.name, "nccl", ranks, default=group is self._world)
-                made.facts.append(group.wired(comm.rank, group.name))
+                if not members:
+                    rank.unexplained += len(comm.calls)
+                    continue
+                rank.add_group(group.name, "nccl", members, default=group is world)
+                rank.facts.append(group.wired(comm.rank, group.name))
                 for call in comm.calls:
-                    _add(made, group, call)
-        return made
+                    _add(rank, group, call)
+        next(iter(made.values())).unexplained += self.unknown_calls
+        details = f"; {self._notes}"
+        return [rank.lines(details=details, pid=device.pid) for device, rank in made.items()]
 
     def beside(self, rank: int, host: str, groups: Iterable[GroupFact]) -> list[Wired]:
         """Return what it says of a rank that other files tell of, in groups of the same members, if
@@ -188,7 +186,7 @@ class NcclLog(Log):
 
     @property
     def _notes(self) -> str:
-        """How much of it could be used, as part of what the source is called."""
+        """Say how much of the log could be used."""
         told = f"{self.understood:,} of {self.lines:,} lines understood"
         for what, count in self.unassigned.items():
             told += f"; not assigned: {count:,} {what}" * bool(count)
@@ -196,7 +194,7 @@ class NcclLog(Log):
 
 
 def _closed(after: dict[int, set[int]], size: int) -> tuple[int, ...]:
-    """The ring, from rank 0; () where it is not whole, or two lines contradict each other."""
+    """Return the ring from rank 0; () where it is not whole, or its lines contradict each other."""
     if len(after) != size or any(len(ranks) != 1 for ranks in after.values()):
         return ()
     order, (at,) = [0], after.get(0, {0})
@@ -207,7 +205,7 @@ def _closed(after: dict[int, set[int]], size: int) -> tuple[int, ...]:
 
 
 def _fits(piece: ThreadPart, comm: Comm) -> bool:
-    """Whether a piece that was said outside of the making of a communicator can be of this one."""
+    """Return whether connections made outside of any communicator's making can be of this one."""
     ranks = {link.to for link in piece.links}.union(*piece.after.values())
     return piece.me == {comm.rank} and max(ranks, default=0) < comm.size
 

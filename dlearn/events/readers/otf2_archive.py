@@ -108,13 +108,13 @@ class _MpiRank(ForeignRank):
         self.entered: list[tuple[str, int, int]] = []
         """Regions that it is in: name, since when, and which event was the first inside of each."""
         self.sent: dict[int, int] = {}
-        """Of sends that do not block, by their number: place among the events."""
+        """Of sends that do not block, by their request: the index of the event."""
         self.requested: dict[int, int] = {}
         """Of other calls that do not block: when each began."""
         self.begun_ns = 0
 
     def since(self, at_ns: int) -> int:
-        """When the call began that a record is of."""
+        """Return when the call began that a record is of."""
         return self.entered[-1][1] if self.entered else at_ns
 
     def leave(self, at_ns: int) -> None:
@@ -122,14 +122,14 @@ class _MpiRank(ForeignRank):
         region, _, first = self.entered.pop()
         self.unexplained += _NONBLOCKING.fullmatch(region) is not None
         if region.startswith("MPI_") and not region.startswith("MPI_I"):
-            for place in range(first, len(self.events)):
-                if self.events[place].end_ns is None and place not in self.sent.values():
-                    self.end(place, at_ns)
+            for index in range(first, len(self.events)):
+                if self.events[index].end_ns is None and index not in self.sent.values():
+                    self.end(index, at_ns)
 
-    def end(self, place: int, at_ns: int) -> None:
+    def end(self, index: int, at_ns: int) -> None:
         """Note the end of a call."""
-        event = self.events[place]
-        self.events[place] = replace(event, end_ns=max(at_ns, event.start_ns), ended_by="leave")
+        event = self.events[index]
+        self.events[index] = replace(event, end_ns=max(at_ns, event.start_ns), ended_by="leave")
 
 
 class _MpiJob:

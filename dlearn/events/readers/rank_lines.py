@@ -67,7 +67,7 @@ def numbers(text: str) -> tuple[int, ...]:
 
 
 class ForeignRank:
-    """One rank as another tool recorded it: its groups and calls, which become lines of our file."""
+    """One rank that another tool recorded: its groups and calls become lines of our file."""
 
     def __init__(self, source: str, rank: int, world_size: int) -> None:
         self.source, self.rank, self.world_size = source, rank, world_size
@@ -103,10 +103,15 @@ class ForeignRank:
             got = () if given and op in IN_PLACE else got
             self.events.append(Collective(inputs=given, outputs=got, root=root, splits=splits, **common))
 
-    def lines(self, *, details: str = "", complete: bool = False, took_ns: int = 0, **known: Any) -> Lines:
-        """Return all lines. `known` are fields of the header, `took_ns` is the time of unexplained calls."""
-        facts: dict[str, Any] = {"host": "", "pid": 0, "torch": "", "dlearn": "", "start_ns": 0} | known
-        header = Header(format=FORMAT, job=self.source, rank=self.rank, world_size=self.world_size, **facts)
+    def lines(
+        self, *, details: str = "", complete: bool = False, took_ns: int = 0,
+        host: str = "", pid: int = 0, start_ns: int = 0,
+    ) -> Lines:  # fmt: skip
+        """Return all lines. Calls that are unexplained took `took_ns` together."""
+        header = Header(
+            format=FORMAT, job=self.source, host=host, pid=pid, torch="", dlearn="",
+            start_ns=start_ns, rank=self.rank, world_size=self.world_size,
+        )  # fmt: skip
         limits = Imported(
             source=self.source + details, complete=complete,
             unexplained=self.unexplained, unexplained_ns=took_ns,
