@@ -114,14 +114,14 @@ class EventTable:
     @cached_property
     def parent_row(self) -> Rows:
         """Return the row of each enclosing event, whose number is lower; -1 if it is not here."""
-        found = np.full(len(self), -1, np.intp)
+        parents = np.full(len(self), -1, np.intp)
         for rank in np.unique(self.rank):
-            mine = np.flatnonzero(self.rank == rank)
-            mine = mine[np.argsort(self.number[mine], kind="stable")]
-            index, known = find(self.parent[mine], self.number[mine])
-            known &= self.parent[mine] < self.number[mine]
-            found[mine[known]] = mine[index[known]]
-        return found
+            rows = np.flatnonzero(self.rank == rank)
+            rows = rows[np.argsort(self.number[rows], kind="stable")]
+            index, known = find(self.parent[rows], self.number[rows])
+            known &= self.parent[rows] < self.number[rows]
+            parents[rows[known]] = rows[index[known]]
+        return parents
 
     def row_of(self, rank: int, number: int) -> int:
         """Return the row of this event."""

@@ -145,13 +145,13 @@ def _attempts(files: Files) -> list[Files]:
     restarts = sorted({file.header.restart for file in files})
     if len(restarts) > 1:
         return [[file for file in files if file.header.restart == number] for number in restarts]
-    found = _connected(sorted(files, key=_start), lambda file: file.joined) or [[]]
-    began = [_start(met[0]) for met in found if met]
+    attempts = _connected(sorted(files, key=_start), lambda file: file.joined) or [[]]
+    began = [_start(met[0]) for met in attempts if met]
     for file in files:
         if not file.joined:
             before = sum(start <= _start(file) for start in began)
-            found[max(0, before - 1)].append(file)
-    return found
+            attempts[max(0, before - 1)].append(file)
+    return attempts
 
 
 def _start(file: ProcessFile) -> int:
@@ -162,12 +162,12 @@ def _connected(files: Files, names: Callable[[ProcessFile], set[str]]) -> list[F
     """Group files that have a name in common, if through others; leave out files without one."""
     groups: list[tuple[set[str], Files]] = []
     for file in files:
-        mine = names(file)
-        same = [group for group in groups if not mine.isdisjoint(group[0])]
-        if not same and mine:
-            groups.append((set(mine), [file]))
+        known_names = names(file)
+        same = [group for group in groups if not known_names.isdisjoint(group[0])]
+        if not same and known_names:
+            groups.append((set(known_names), [file]))
         for known, members in same[:1]:
-            known |= mine
+            known |= known_names
             members.append(file)
             for other in same[1:]:
                 known |= other[0]
@@ -176,18 +176,18 @@ def _connected(files: Files, names: Callable[[ProcessFile], set[str]]) -> list[F
     return [members for _, members in groups]
 
 
-def _choose(found: list[Files], attempt: int | None, problems: list[str]) -> Files:
-    if attempt is not None and not 0 <= attempt < len(found):
+def _choose(attempts: list[Files], attempt: int | None, problems: list[str]) -> Files:
+    if attempt is not None and not 0 <= attempt < len(attempts):
         text = f"there is no attempt {attempt} in this trace"
-        raise TraceError(f"{text}; it has {len(found)}, from 0.")
-    number = len(found) - 1 if attempt is None else attempt
-    if len(found) > 1:
+        raise TraceError(f"{text}; it has {len(attempts)}, from 0.")
+    number = len(attempts) - 1 if attempt is None else attempt
+    if len(attempts) > 1:
         problems.append(
-            f"the job began {len(found)} times (it was restarted, or its script runs one job after"
+            f"the job began {len(attempts)} times (it was restarted, or its script runs one job after"
             f" the other): this is attempt {number}; Trace.load(..., attempt=...) gives the others,"
             " from 0"
         )
-    return found[number]
+    return attempts[number]
 
 
 # Ranks ----------------------------------------------------------------------------------------------
@@ -259,7 +259,7 @@ def _missing_processes(path: Path, files: Files, world: int) -> list[str]:
         return []
     named = first_names([str(rank) for rank in absent])
     who = f"those of ranks {named} are" if len(absent) > 1 else f"that of rank {named} is"
-    found = f"{len(here)} of {world:,} processes left a file in {path}: {who} missing"
+    sentence = f"{len(here)} of {world:,} processes left a file in {path}: {who} missing"
     peers: dict[int, Peer] = {}
     for file in files:
         peers |= {rank: peer for rank, peer in file.peers.items() if rank in absent}
@@ -268,7 +268,7 @@ def _missing_processes(path: Path, files: Files, world: int) -> list[str]:
         ranks = sorted(peers.items())
         known = [f"rank {rank}'s is {each.path} on host {each.host}" for rank, each in ranks]
         hint = f"{'; '.join(known)}: copy it here"
-    return [f"{found} ({hint})"]
+    return [f"{sentence} ({hint})"]
 
 
 def _agree_on_names(processes: Sequence[Process], events: Iterable[Event]) -> None:

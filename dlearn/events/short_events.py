@@ -63,14 +63,14 @@ def split(data: bytes, first_line: int) -> Lines:
     ends = np.empty((0, 1 + _END), np.int64)
     for count in np.unique(counts).tolist():
         chosen = counts == count
-        found = values[offsets[chosen, None] + np.arange(count)]
-        found = np.column_stack([lines[chosen] + first_line, found])
+        of_count = values[offsets[chosen, None] + np.arange(count)]
+        of_count = np.column_stack([lines[chosen] + first_line, of_count])
         if count > _END:
-            rows.append(found)
+            rows.append(of_count)
             continue
-        is_known = (found[:, 3] >= 0) & (found[:, 3] < len(ENDED_BY))
-        short[found[~is_known, 0] - first_line] = False
-        ends = found[is_known]
+        is_known = (of_count[:, 3] >= 0) & (of_count[:, 3] < len(ENDED_BY))
+        short[of_count[~is_known, 0] - first_line] = False
+        ends = of_count[is_known]
     others: dict[int, bytes] = {}
     for line in np.flatnonzero(~short).tolist():
         others[line + first_line] = data[starts[line] : stops[line] + 1]
@@ -191,8 +191,8 @@ def _ends_by_reply(table: EventTable, lines: Rows) -> Rows:
 def fill_in_ends(table: EventTable, ends: Rows) -> tuple[Rows, Damage]:
     """Take `Lines.ends` into the table. Return those of other events, and the damaged lines."""
     damage: Damage = {}
-    row, mine = find(ends[:, 1], table.number)
-    others, ends, row = ends[~mine], ends[mine], row[mine]
+    row, is_here = find(ends[:, 1], table.number)
+    others, ends, row = ends[~is_here], ends[is_here], row[is_here]
     again = table.ended_by[row] != NO_END
     first = np.zeros(len(ends), bool)
     first[np.unique(row, return_index=True)[1]] = True

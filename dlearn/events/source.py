@@ -131,7 +131,7 @@ in_use: dict[str, Source] = {}
 
 def find(name: str) -> Source:
     """Load dlearn's own Source of this name, an installed one, or "module:NAME"; else SetupError."""
-    offered = OFF_BY_DEFAULT | {each.name: each.value for each in entry_points(group=ENTRY_POINTS)}
+    offered = OFF_BY_DEFAULT | {point.name: point.value for point in entry_points(group=ENTRY_POINTS)}
     if ":" not in name and name not in offered:
         raise SetupError(f"no source {name!r} is installed; there are: {', '.join(offered)}. Or give 'module:NAME'.")
     try:

@@ -86,12 +86,12 @@ def translate(paths: Sequence[Path], folder: Path) -> list[str]:
         else:
             raise _refusal(paths, taken)
         log = next(each for each in made if isinstance(each, NcclLog))
-        said = []
+        sentences = []
         if log.lines and log is not reader:
             for header, lines in ranks:
                 groups = [line for line in lines if isinstance(line, GroupFact)]
                 lines += log.beside(-1 if header.rank is None else header.rank, header.host, groups)
-            said.append(log.told_beside())
+            sentences.append(log.told_beside())
         for header, lines in ranks:
             data = msgspec.json.Encoder().encode_lines([header, *lines])
             (folder / f"rank-{header.rank}.jsonl").write_bytes(data)
@@ -99,8 +99,8 @@ def translate(paths: Sequence[Path], folder: Path) -> list[str]:
         raise refused(f"{paths[0]}: a file holds numbers that no call has.") from None
     left_out = [path.name for path, of in taken.items() if of not in (reader, log)]
     if left_out:
-        said.append(f"{count_text(len(left_out), 'more file')} not read: {', '.join(left_out[:3])}")
-    return [printable(each) for each in said]
+        sentences.append(f"{count_text(len(left_out), 'more file')} not read: {', '.join(left_out[:3])}")
+    return [printable(each) for each in sentences]
 
 
 def _refusal(paths: Sequence[Path], taken: dict[Path, Reader | str]) -> TraceError:
@@ -157,10 +157,10 @@ def _not_read(data: bytes) -> str:
 def notes(facts: Sequence[Imported]) -> list[str]:
     """Say what a trace was made from, and what that does not tell."""
     sources = Counter(fact.source for fact in facts)
-    told = [f"{count_text(many, 'file')} made from {source}" for source, many in sources.items()]
+    sentences = [f"{count_text(many, 'file')} made from {source}" for source, many in sources.items()]
     left_out, took_ns = sum(fact.unexplained for fact in facts), sum(fact.unexplained_ns for fact in facts)
     long = f", which took {took_ns / 1e6:,.3g} ms" * bool(took_ns)
-    return told + [f"calls that do not say who sent what to whom: {left_out:,}{long}"] * bool(left_out)
+    return sentences + [f"calls that do not say who sent what to whom: {left_out:,}{long}"] * bool(left_out)
 
 
 def _contents(path: Path) -> Iterator[tuple[Path, bytes]]:

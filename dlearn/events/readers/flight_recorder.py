@@ -285,12 +285,12 @@ def _plain_data(data: bytes) -> Any:
         raise ValueError("it is too deep or too large") from None
     left, waiting = SPREAD * len(data) + 1000, [value]
     while waiting and left:
-        one = waiting.pop()
+        item = waiting.pop()
         left -= 1
-        if isinstance(one, dict):
-            waiting += [*one.keys(), *one.values()]
-        elif isinstance(one, list | tuple | set | frozenset):
-            waiting += one
+        if isinstance(item, dict):
+            waiting += [*item.keys(), *item.values()]
+        elif isinstance(item, list | tuple | set | frozenset):
+            waiting += item
     if waiting:
         raise ValueError("it refers to the same lists again and again, and stands for too much")
     return value

@@ -279,18 +279,18 @@ def _records(path: Path, data: bytes) -> dict[int, list[Said]] | None:
     calls: dict[int, list[Said]] = defaultdict(list)
     try:
         for node in _nodes.decode(_trace.decode(data).nodes):
-            place = next((i for i, value in enumerate(node.inputs) if isinstance(value, str)), 0)
-            is_call = node.name == "record_param_comms" and place >= 3
-            if is_call and node.inputs[place] != "wait":
-                calls[int(node.inputs[place - 1])].append(_of_node(node, place))
+            index = next((i for i, value in enumerate(node.inputs) if isinstance(value, str)), 0)
+            is_call = node.name == "record_param_comms" and index >= 3
+            if is_call and node.inputs[index] != "wait":
+                calls[int(node.inputs[index - 1])].append(_of_node(node, index))
     except (ValueError, TypeError, LookupError, RecursionError) as error:
         raise rank_lines.unreadable(path, "execution trace", error) from None
     return calls
 
 
-def _of_node(node: RecordNode, place: int) -> Said:
-    """Return what a node says; the name of its op stands at this place of its inputs."""
-    kind, op = node.input_types[0], node.inputs[place]
+def _of_node(node: RecordNode, index: int) -> Said:
+    """Return what a node says; the name of its op stands at this index of its inputs."""
+    kind, op = node.input_types[0], node.inputs[index]
     if op == "all_to_all" and not kind.startswith("GenericList"):
         op = "all_to_all_single"  # Of one tensor, in equal parts.
     return Said(
@@ -298,8 +298,8 @@ def _of_node(node: RecordNode, place: int) -> Said:
         given=_elements(node.inputs[0]),
         got=_elements(node.outputs[0] if node.outputs else []),
         dtype=kind.removeprefix("GenericList[").removeprefix("Tensor(").rstrip("])"),
-        group=str(node.inputs[place - 2]),
-        splits=str(node.inputs[place + 1]),
+        group=str(node.inputs[index - 2]),
+        splits=str(node.inputs[index + 1]),
     )
 
 

@@ -187,10 +187,10 @@ class NcclLog(Log):
     @property
     def _notes(self) -> str:
         """Say how much of the log could be used."""
-        told = f"{self.understood:,} of {self.lines:,} lines understood"
+        notes = f"{self.understood:,} of {self.lines:,} lines understood"
         for what, count in self.unassigned.items():
-            told += f"; not assigned: {count:,} {what}" * bool(count)
-        return told
+            notes += f"; not assigned: {count:,} {what}" * bool(count)
+        return notes
 
 
 def _closed(after: dict[int, set[int]], size: int) -> tuple[int, ...]:

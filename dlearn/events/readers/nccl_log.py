@@ -172,19 +172,19 @@ class Log:
         return True
 
     def _comm(self, thread: Thread, text: str) -> bool:
-        found = _COMM.match(text)
-        if found is None or not int(found[2]) < int(found[3]):
+        parts = _COMM.match(text)
+        if parts is None or not int(parts[2]) < int(parts[3]):
             return False
-        device = thread[0]._replace(number=int(found[4]))
+        device = thread[0]._replace(number=int(parts[4]))
         pieces = self.spoken.pop(thread, [])
         comm = self._making.pop(thread, None)
-        starts = found[6] == "START"
+        starts = parts[6] == "START"
         if comm is None or starts:
-            key = self._key(device, int(found[3]), found[5])
-            comm = Comm(device, int(found[2]), int(found[3]), key)
+            key = self._key(device, int(parts[3]), parts[5])
+            comm = Comm(device, int(parts[2]), int(parts[3]), key)
             self.comms.append(comm)
             self._of_device[device].append(comm)
-            self._by_pointer[device.host, device.pid, found[1]] = comm
+            self._by_pointer[device.host, device.pid, parts[1]] = comm
         if starts:
             self._making[thread] = comm
             self.open += pieces
@@ -204,31 +204,31 @@ class Log:
         return "of size", size, self._turns[device, size]
 
     def _call(self, thread: Thread, text: str) -> bool:
-        found = _CALL.match(text)
-        if found is None:
+        parts = _CALL.match(text)
+        if parts is None:
             return False
         # One thread may drive several GPUs, so only the communicator says which of them it is.
-        comm = self._by_pointer.get((thread[0].host, thread[0].pid, found[5]))
+        comm = self._by_pointer.get((thread[0].host, thread[0].pid, parts[5]))
         if comm is None:
             self.unknown_calls += 1
             return True
         self._calls[comm.device] += 1
-        op, *counts = found.groups()[:-1]
+        op, *counts = parts.groups()[:-1]
         named = OPS.get(op, op.lower())
         comm.calls.append(LoggedCall(self._calls[comm.device], named, *map(int, counts)))
         self._last_call[thread] = comm
         return True
 
     def _choice(self, thread: Thread, text: str) -> bool:
-        found = _CHOICE.match(text)
+        parts = _CHOICE.match(text)
         own = self._of_device[thread[0]]
         comm = own[0] if len(own) == 1 else self._last_call.get(thread)
-        if found is None:
+        if parts is None:
             return False
         if comm is None:
             self.unassigned["choices of no known communicator"] += 1
             return True
-        op, size, algorithm, protocol, time, first, last = found.groups()
+        op, size, algorithm, protocol, time, first, last = parts.groups()
         # Older logs, which tell a time too, count what all ranks give or get together.
         together = time is not None and op in ("AllGather", "ReduceScatter")
         choice = Choice(
@@ -249,20 +249,20 @@ def _named(text: str, names: Sequence[str]) -> str:
 
 def _of_wiring(piece: ThreadPart, text: str) -> bool:
     """Take in a line about rings, trees and links. Return whether it is one."""
-    if found := _LINK.match(text):
-        channel, use, src, dst, way, via = found.groups()
+    if parts := _LINK.match(text):
+        channel, use, src, dst, way, via = parts.groups()
         if way != "receive":
             piece.me.add(int(src))
             use = "send, recv" if use == "1" else ""
             piece.links.append(ChannelLink(int(channel), int(dst), via, use))
-    elif found := _ORDER.match(text):
-        piece.orders[int(found[1])] = tuple(int(each) for each in found[3].split() if len(each) < 7)
-        piece.channels = max(piece.channels, int(found[2]))
-    elif found := _RING.match(text):
-        piece.me.add(int(found[3]))
-        piece.after[int(found[1])].add(int(found[4]))
-    elif found := _CHANNELS.match(text):
-        piece.channels = max(piece.channels, int(found[1]))
+    elif parts := _ORDER.match(text):
+        piece.orders[int(parts[1])] = tuple(int(each) for each in parts[3].split() if len(each) < 7)
+        piece.channels = max(piece.channels, int(parts[2]))
+    elif parts := _RING.match(text):
+        piece.me.add(int(parts[3]))
+        piece.after[int(parts[1])].add(int(parts[4]))
+    elif parts := _CHANNELS.match(text):
+        piece.channels = max(piece.channels, int(parts[1]))
     else:
         return _TREE.match(text) is not None
     return True
