@@ -202,12 +202,11 @@ def _world_size(files: Files) -> int:
 
 
 def _assign_ranks(files: Files, world: int, problems: list[str]) -> None:
-    """Give each process its rank: the cluster's or launcher's (recorder/), else the default
-    group's, else the RPC worker's, else the next number that no other process can have."""
+    """Give each process its own rank, else the next number that no other process can have."""
     taken: dict[int, ProcessFile] = {}
     strays: Files = []
     for file in files:
-        rank = _own_rank(file)
+        rank = file.own_rank
         if rank is None:
             strays.append(file)
         elif rank in taken:
@@ -222,13 +221,6 @@ def _assign_ranks(files: Files, world: int, problems: list[str]) -> None:
         file.rank = max(world - 1, *taken) + 1 if taken else world
         file.label = f"{file.header.host}-{file.header.pid}"
         taken[file.rank] = file
-
-
-def _own_rank(file: ProcessFile) -> int | None:
-    if file.header.rank is not None:
-        return file.header.rank
-    default = next((group.rank for group in file.groups.values() if group.default), None)
-    return default if default is not None or file.worker is None else file.worker.id
 
 
 def _align(files: Files) -> int:

@@ -172,7 +172,7 @@ def _without_repeated_numbers(
     """Return the rows, and their lines, sorted by number; rows with another's number are damage."""
     order = np.argsort(table.number, kind="stable")
     numbers = table.number[order]
-    again = find(numbers, _sorted(others))[1]
+    again = find(numbers, np.array(sorted(others), np.int64))[1]
     again[1:] |= np.diff(numbers) == 0
     damage: Damage = {}
     for row in order[again].tolist():
@@ -206,13 +206,3 @@ def fill_in_ends(table: EventTable, ends: Rows) -> tuple[Rows, Damage]:
     at_ns, by = ends[good, 2:].T
     table.end_ns[row[good]], table.ended_by[row[good]] = np.where(by == UNSEEN, NONE, at_ns), by
     return others, damage
-
-
-def take_out(table: EventTable, numbers: Collection[int]) -> tuple[EventTable, list[Event]]:
-    """Return the table without the events of these numbers, and these events."""
-    chosen = find(table.number, _sorted(numbers))[1]
-    return table.part(~chosen), table.made(np.flatnonzero(chosen))
-
-
-def _sorted(numbers: Collection[int]) -> Rows:
-    return np.sort(np.fromiter(numbers, np.int64))

@@ -22,7 +22,7 @@ from dlearn.events.job_facts import AnyLine, DeviceTime
 from dlearn.events.mpi_facts import ANY_TAG, Probe
 from dlearn.events.printable import is_plain, printable, printable_all
 from dlearn.events.process import Process
-from dlearn.events.short_events import Damage, Rows, fill_in_ends, short_table, split, take_out
+from dlearn.events.short_events import Damage, Rows, fill_in_ends, short_table, split
 from dlearn.events.short_lines import ENDED_BY
 from dlearn.events.source import ServiceCall, SourceFact, classes
 from dlearn.events.wiring import Wired
@@ -67,6 +67,14 @@ class ProcessFile(Process):
     def clock_name(self) -> str:
         """Return the name of the file's clock; if there is none, each host has its own."""
         return self.header.clock or f"host {self.header.host}"
+
+    @property
+    def own_rank(self) -> int | None:
+        """Return the cluster's or launcher's rank, else the default group's, else the RPC id."""
+        if self.header.rank is not None:
+            return self.header.rank
+        default = next((group.rank for group in self.groups.values() if group.default), None)
+        return default if default is not None or self.worker is None else self.worker.id
 
     @property
     def event_count(self) -> int:
@@ -145,8 +153,10 @@ def _read_lines(file: ProcessFile, blocks: Iterable[bytes]) -> tuple[Damage, int
     later += [(line, End(event=event, at_ns=at_ns, by=ENDED_BY[by])) for line, event, at_ns, by in others.tolist()]
     # An end with more than a time and a word does not fit into a row: its event becomes an object.
     ended = {line.event for _, line in later if isinstance(line, End)}
-    file.short, taken = take_out(file.short, ended)
-    file.events |= {event.number: event for event in taken}
+    to_objects = find(file.short.number, np.array(sorted(ended), np.int64))[1]
+    for event in file.short.made(np.flatnonzero(to_objects)):
+        file.events[event.number] = event
+    file.short = file.short.part(~to_objects)
     for number, late in later:
         try:
             _take_later(file, late)

@@ -123,9 +123,7 @@ def beside(logs: Sequence[Path], files: Iterable[ProcessFile]) -> list[str]:
         if reader is not log:
             raise refused(f"{path.name}: beside a trace of ours, only NCCL's log is read.")
     for file in files:
-        rank = file.header.rank
-        if rank is None:
-            rank = next((group.rank for group in file.groups.values() if group.default), -1)
+        rank = -1 if file.own_rank is None else file.own_rank
         found = log.beside(rank, file.header.host, file.groups.values())
         file.wired |= {each.group: each for each in found}
     return [printable(log.told_beside())]
