@@ -48,3 +48,11 @@ class Process:
     def closed(self) -> bool:
         """Return whether the recorder closed the file; if not, the process died, or still runs."""
         return self.footer is not None
+
+    @property
+    def own_rank(self) -> int | None:
+        """Return the cluster's or launcher's rank, else the default group's, else the RPC id."""
+        if self.header.rank is not None:
+            return self.header.rank
+        default = next((group.rank for group in self.groups.values() if group.default), None)
+        return default if default is not None or self.worker is None else self.worker.id

@@ -69,14 +69,6 @@ class ProcessFile(Process):
         return self.header.clock or f"host {self.header.host}"
 
     @property
-    def own_rank(self) -> int | None:
-        """Return the cluster's or launcher's rank, else the default group's, else the RPC id."""
-        if self.header.rank is not None:
-            return self.header.rank
-        default = next((group.rank for group in self.groups.values() if group.default), None)
-        return default if default is not None or self.worker is None else self.worker.id
-
-    @property
     def event_count(self) -> int:
         return len(self.events) + len(self.short)
 
