@@ -6,16 +6,11 @@ chosen it takes time, and no core but some of the switch's: only there is someth
 
 from __future__ import annotations
 
-import os
 from functools import cache
 
+from dlearn.cluster.this_host import cores
 from dlearn.network.namespace import refusal
 from dlearn.shown import count_text
-
-
-def cores() -> int:
-    """Count the cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def ranks_on_cores(ranks: int) -> str:

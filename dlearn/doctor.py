@@ -22,11 +22,11 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, Literal
 
+from dlearn.cluster.this_host import cores
 from dlearn.errors import SetupError
 
 NEEDED = ("loopback", "torch", "recorder", "gloo")
 """What a job needs to be recorded here. All else is good to have."""
-ANY_PORT = ("127.0.0.1", 0)
 PATIENCE_SECONDS = 10.0
 
 
@@ -51,19 +51,20 @@ def doctor(options: argparse.Namespace) -> None:
     for name in CHECKS:
         if "torch" in missing:
             why, remedy = "not asked, because of torch", "see torch, then ask again"
-            findings.append(Finding(name, "not known", why, remedy))
+            finding = Finding(name, "not known", why, remedy)
         else:
-            findings.append(_make_check(name))
-        if name in NEEDED and findings[-1].verdict not in ("ok", "warning"):
+            finding = _make_check(name)
+        findings.append(finding)
+        if name in NEEDED and finding.verdict not in ("ok", "warning"):
             missing.append(name)
         if not options.json:
-            print(findings[-1], flush=True)
+            print(finding, flush=True)
     if options.json:
-        found = [asdict(each) for each in findings]
-        print(json.dumps({"can_record": not missing, "findings": found}, indent=2))
+        shown = {"can_record": not missing, "findings": findings}
+        print(json.dumps(shown, indent=2, default=asdict))
     if missing:
-        lacks = ", ".join(missing)
-        raise SetupError(f"no job can be recorded on this machine; what it lacks, above: {lacks}.")
+        lacks = f"what it lacks, above: {', '.join(missing)}"
+        raise SetupError(f"no job can be recorded on this machine; {lacks}.")
     if not options.json:
         print("\nJobs can be recorded on this machine.")
 
@@ -75,10 +76,9 @@ def _make_check(name: str) -> Finding:
             return Finding(name, "ok", check())
     except UserWarning as warning:
         return Finding(name, "warning", str(warning), remedy)
-    except SetupError as error:
-        return Finding(name, "missing", str(error), remedy)
     except Exception as error:  # Whatever torch or the system raises is what was found.
-        found = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]
+        named = "" if isinstance(error, SetupError) else f"{type(error).__name__}: "
+        found = f"{named}{str(error).strip()}".splitlines()[0]
         return Finding(name, "missing", found, remedy)
 
 
@@ -100,8 +100,7 @@ def system() -> str:
     """Name the system, the Python and the cores that this process may run on."""
     machine = f"{platform.system()} {platform.release()}, {platform.machine()}"
     python = f"Python {platform.python_version()}, {sys.executable}"
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    found = f"{machine}; {python}; {cores} usable cores"
+    found = f"{machine}; {python}; {cores()} usable cores"
     if platform.system() != "Linux":
         raise UserWarning(f"{found}; dlearn was never run there")
     return found
@@ -109,7 +108,7 @@ def system() -> str:
 
 def loopback() -> str:
     """Connect to a server on loopback."""
-    with socket.create_server(ANY_PORT) as server:
+    with socket.create_server(("127.0.0.1", 0)) as server:
         socket.create_connection(server.getsockname(), timeout=PATIENCE_SECONDS).close()
     return "127.0.0.1 works"
 
@@ -166,9 +165,8 @@ def counters() -> str:
     """Write 1,000 bytes into a connection, and read what the kernel counted."""
     from dlearn.hooks.network.sockets import RPC, Sockets
 
-    host: Any = SimpleNamespace(fact=lambda fact: None)
-    sockets = Sockets(host)
-    with socket.create_server(ANY_PORT) as server:
+    sockets = Sockets(SimpleNamespace(fact=lambda fact: None))
+    with socket.create_server(("127.0.0.1", 0)) as server:
         with socket.create_connection(server.getsockname()) as here, server.accept()[0]:
             sockets.watch(RPC)
             here.sendall(bytes(1000))
@@ -211,6 +209,7 @@ def permitted(how: str, found: str) -> str:
 
 OWN_NETWORK = "ranks can have a network of their own, as slow as you say"
 PRIVATE = "Cluster(rpc=True) keeps its workers where no other user of this machine reaches them"
+TRUST = "other users here can reach RPC workers: rpc=True only if you trust them"
 INSTALL = "python tools/install_torch.py in dlearn's folder, with this Python"
 CHECKS: dict[str, tuple[Callable[[], str], str]] = {
     "system": (system, "Windows: use WSL2, Cluster needs Linux or macOS; tell us what fails"),
@@ -221,10 +220,7 @@ CHECKS: dict[str, tuple[Callable[[], str], str]] = {
     "gloo": (gloo, f"if loopback is ok, a torch with gloo: {INSTALL}"),
     "socket counters": (counters, "bytes on the wire are not measured; all else works"),
     "network": (partial(permitted, "enter", OWN_NETWORK), "no Cluster(network=...) here; all else works"),
-    "private": (
-        partial(permitted, "unshare", PRIVATE),
-        "other users here can reach RPC workers: rpc=True only if you trust them",
-    ),
+    "private": (partial(permitted, "unshare", PRIVATE), TRUST),
     "RPC": (rpc_worker, "no rpc=True here; process groups work without it"),
 }
 """How each is checked, and what to do where that fails."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import sys
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import NamedTuple
@@ -93,6 +94,12 @@ def _html(part: Paragraph) -> str:
 def _list(sentences: Iterable[str]) -> str:
     items = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in sentences if sentence)
     return f"<ul>{items}</ul>" if items else ""
+
+
+def in_a_notebook() -> bool:
+    """Return whether a kernel runs this process. A terminal's IPython has none."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return getattr(shell, "kernel", None) is not None
 
 
 def first_few(names: Sequence[str], most: int, between: str = ", ") -> str:

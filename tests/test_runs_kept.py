@@ -1,4 +1,4 @@
-"""Which folders of runs are deleted, and which never: no other's, and none that a notebook holds, wherever it runs."""
+"""Which folders of runs are deleted, and which never: no other's, and none that a notebook uses, wherever it runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def make_many() -> list[Path]:
     """More runs than are kept, of which no `Run` is in hand any more."""
     made = [new_folder() for _ in range(22)]
     for number, folder in enumerate(made):
-        (folder / "held").unlink()
+        (folder / "in-use").unlink()
         os.utime(folder, (number, number))
     return [*made, new_folder()]
 
@@ -64,19 +64,19 @@ def test_a_link_in_the_place_of_the_folder_is_refused_before_anything_is_deleted
 def test_a_folder_of_another_user_is_refused_before_anything_is_deleted(path):
     made = [new_folder() for _ in range(20)]
     for each in made:
-        (each / "held").unlink()
+        (each / "in-use").unlink()
     os.chown(path, 65534, 65534)
     with pytest.raises(SetupError, match=rf"cannot be kept in \S+{path}: it is another user's"):
         new_folder()
     assert sorted(made) == sorted(RUNS.absolute().iterdir())
 
 
-def test_a_run_is_held_while_its_run_is_in_hand_and_its_process_lives():
+def test_a_run_is_kept_while_its_run_is_in_hand_and_its_process_lives():
     run = Run(new_folder(), True)
     keep_folder(run)
     folder, of_one_that_ended, of_another_pid = run.folder, one_made_by(), one_made_by()
-    numbering, ended = (of_another_pid / "held").read_text().split("\n")
-    (of_another_pid / "held").write_text(f"{numbering}\n{os.getpid()} {ended.partition(' ')[2]}")
+    numbering, ended = (of_another_pid / "in-use").read_text().split("\n")
+    (of_another_pid / "in-use").write_text(f"{numbering}\n{os.getpid()} {ended.partition(' ')[2]}")
     make_many()
     assert [each.exists() for each in (folder, of_one_that_ended, of_another_pid)] == [True, False, False]
     del run

@@ -14,7 +14,7 @@ from typing import Any, Literal, NoReturn
 
 import cloudpickle
 
-from dlearn.cluster import engines, mpi_job, networks, warm_pool
+from dlearn.cluster import engines, networks, pmi_server, warm_pool
 from dlearn.cluster.answers import Raised, Returned
 from dlearn.cluster.faults import rank_error, who
 from dlearn.cluster.output import OutputStreams
@@ -115,7 +115,7 @@ class Cluster:
         self._engines = [] if here else engines.choose(engine, len(names or ()))
         self.names: tuple[Name, ...] = names or _names(len(self._engines))
         if backend == "mpi":
-            mpi_job.find_mpi()  # Better said now than at the first run.
+            pmi_server.find_mpi()  # Better said now than at the first run.
         self.network = LiveNetwork(Network.of(network), self.names) if network is not None else None
         self._hold_calls = hold
         wanted = rpc if private is None else private
@@ -126,7 +126,7 @@ class Cluster:
         self.record = options if record else None
         self._inside_with = False
         self._pool: RankPool | None = None
-        self._held_run: Callable[[], PausedRun | None] = lambda: None
+        self._paused_run: Callable[[], PausedRun | None] = lambda: None
 
     def run(
         self,
@@ -150,7 +150,7 @@ class Cluster:
             raise SetupError(f"timeout is a number of seconds above 0, or None to wait for ever, not {timeout!r}.")
         functions = self._functions(function)
         payload = pack(functions, args)
-        if self._inside_with and (held := self._held_run()) is not None and held.under_way:
+        if self._inside_with and (paused := self._paused_run()) is not None and paused.under_way:
             raise SetupError("a held run of these ranks is under way: free() and join() it, or end() it, first.")
         run = Run(new_folder(), self.record is not None)
         keep_folder(run)
@@ -164,9 +164,10 @@ class Cluster:
                 return self._carry_out(run, pool, calls, timeout, check=check)
             calls = self._calls(payload, run, gate=gate_server.address)
             finish = partial(self._carry_out, run, pool, calls, None, check=False)
-            held = PausedRun.of(run, gate_server, finish, end=partial(warm_pool.kill_all, tuple(pool.ranks)))
-            self._held_run = weakref.ref(held)  # When the user's reference is gone, it ends.
-            return held
+            end = partial(warm_pool.kill_all, tuple(pool.ranks))
+            paused = PausedRun.of(run, gate_server, finish, end)
+            self._paused_run = weakref.ref(paused)  # When the user's reference is gone, it ends.
+            return paused
         except BaseException:
             if gate_server is not None:
                 gate_server.close()
@@ -175,33 +176,39 @@ class Cluster:
             raise
 
     def _carry_out(self, run: Run, pool: RankPool, calls: list[Call], timeout: float | None, *, check: bool) -> Run:
+        """Follow the ranks to the end of their calls, and fill in the run."""
         with LiveDisplay() as display:
-            self._follow(run, pool, calls, timeout, display)
+            try:
+                if self.network is not None:
+                    self.network.begin()
+                outcomes, streams = pool.call(calls, timeout, display)
+            except KeyboardInterrupt:
+                kept = f"what they had recorded is in {run.folder}/trace"
+                raise Interrupted(f"the ranks were ended; {kept}") from None
+            self._fill(run, outcomes, streams)
+            run.error = rank_error(self.names, outcomes, run, timeout)
+            if run.error is not None and self.network is not None and self.network.trouble():
+                run.error.what += f"\n{self.network.trouble()}"
             if run.error is not None and check:
                 raise run.error
             display.end_with(str(next(run.paragraphs())))
         return run
 
-    def _follow(self, run: Run, pool: RankPool, calls: list[Call], timeout: float | None, display: LiveDisplay) -> None:
-        try:
-            if self.network is not None:
-                self.network.begin()
-            outcomes, streams = pool.call(calls, timeout, display)
-        except KeyboardInterrupt:
-            raise Interrupted(f"the ranks were ended; what they had recorded is in {run.folder}/trace") from None
-        self._fill(run, outcomes, streams)
-        for rank, outcome in enumerate(outcomes if run.recorded else ()):
-            _note_end(run, rank, _end(outcome))
+    def _fill(self, run: Run, outcomes: list[Outcome], streams: OutputStreams) -> None:
+        """Keep output and results, and note in the trace how ranks ended and what their network sent."""
+        for index, (name, outcome) in enumerate(zip(self.names, outcomes, strict=True)):
+            run.output[name] = streams.ranks[index].text
+            if isinstance(outcome, Returned) and outcome.value is not None:
+                try:
+                    run.results[name] = cloudpickle.loads(outcome.value)
+                except Exception as error:  # Any object's own __setstate__ may raise anything.
+                    message = f"its result cannot be taken apart here: {type(error).__name__}: {error}"
+                    outcomes[index] = Raised(type(error).__name__, message, "", time.monotonic_ns())
+            _note_end(run, index, _end(outcome))
         if self.network is not None:
-            self._note_network(run, self.network)
-        run.error = rank_error(self.names, outcomes, run, timeout)
-        if run.error is not None and self.network is not None and self.network.trouble():
-            run.error.what += f"\n{self.network.trouble()}"
-
-    def _note_network(self, run: Run, network: LiveNetwork) -> None:
-        run.network = network.latest()
-        for rank, sent in enumerate(network.sent() if run.recorded else ()):
-            _note_end(run, rank, Switched(asked=str(network.asked), sent=sent))
+            run.network = self.network.latest()
+            for rank, sent in enumerate(self.network.sent()):
+                _note_end(run, rank, Switched(asked=str(self.network.asked), sent=sent))
 
     def __enter__(self) -> Cluster:
         if self._inside_with:
@@ -212,8 +219,8 @@ class Cluster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if (held := self._held_run()) is not None:
-            held.end()
+        if (paused := self._paused_run()) is not None:
+            paused.end()
         self._inside_with = False
         if self._pool is not None:
             self._pool.stop()
@@ -232,11 +239,11 @@ class Cluster:
             )
         if not function:
             raise SetupError("run() got an empty dict: give at least one rank a function.")
-        for name, each in function.items():
+        for name, own in function.items():
             if name not in self.names:
                 raise SetupError(f"this cluster has no rank {name!r}; its ranks are {list(self.names)}.")
-            if not callable(each):
-                raise SetupError(f"rank {name!r} got {type(each).__name__}, which cannot be called.")
+            if not callable(own):
+                raise SetupError(f"rank {name!r} got {type(own).__name__}, which cannot be called.")
         return [_sync(function[name]) if name in function else None for name in self.names]
 
     def _pool_for_call(self) -> RankPool:
@@ -259,7 +266,7 @@ class Cluster:
         if self.network is not None:
             return networks.start_switched(self.network, count)
         if self.backend == "mpi":
-            return mpi_job.start_mpi(count)
+            return pmi_server.start_mpi(count)
         if self._private:
             self._exposed = ""
             try:
@@ -294,16 +301,6 @@ class Cluster:
             )
             calls.append(call)
         return calls
-
-    def _fill(self, run: Run, outcomes: list[Outcome], streams: OutputStreams) -> None:
-        for index, (name, outcome) in enumerate(zip(self.names, outcomes, strict=True)):
-            run.output[name] = streams.text(index)
-            if isinstance(outcome, Returned) and outcome.value is not None:
-                try:
-                    run.results[name] = cloudpickle.loads(outcome.value)
-                except Exception as error:  # Any object's own __setstate__ may raise anything.
-                    message = f"its result cannot be taken apart here: {type(error).__name__}: {error}"
-                    outcomes[index] = Raised(type(error).__name__, message, "", time.monotonic_ns())
 
 
 def _refuse(rules: dict[str, bool]) -> None:
@@ -340,7 +337,7 @@ def _names(ranks: int | Sequence[str] | None) -> tuple[Name, ...]:
 
 def _note_end(run: Run, rank: int, end: Exit | Stopped | Switched | None) -> None:
     """Write into a rank's trace file how the rank was ended, or what its network carried."""
-    if end is None:
+    if end is None or not run.recorded:
         return
     try:
         if (path := file_of_rank(run.folder / "trace", rank)) is not None:

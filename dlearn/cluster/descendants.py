@@ -13,8 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Collection
-from contextlib import ExitStack, suppress
-from functools import partial
+from contextlib import suppress
 from pathlib import Path
 
 END_SECONDS = 2.0
@@ -34,46 +33,35 @@ def adopt() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def end_children(parent: int, *, but: Collection[int] = ()) -> None:
-    """End every process that an adopter has started or adopted, with theirs; not the children `but`."""
+def end_children(*, but: Collection[int] = ()) -> None:
+    """End every child of this process, with theirs, which it has adopted; not the children `but`."""
     deadline = time.monotonic() + END_SECONDS
     ended: list[int] | None = None
     while time.monotonic() < deadline:
-        found = [child for child in _children(parent) if child not in but]
-        if sum(_end(child, parent) for child in found):
+        children = [child for child in _children() if child not in but]
+        if sum(map(_end, children)):
             time.sleep(0.001)  # Then their own children have come here.
-        elif found == ended:
+        elif children == ended:
             return
         else:
-            ended = found  # Since they were listed: what the last one had may have come here after that.
+            ended = children  # What the last of them had may have come here after they were listed.
 
 
-def _children(parent: int) -> list[int]:
-    found: list[int] = []
-    for threads_children in Path(f"/proc/{parent}/task").glob("*/children"):
+def _children() -> list[int]:
+    pids: list[int] = []
+    for threads_children in Path("/proc/self/task").glob("*/children"):
         with suppress(OSError):  # The thread has ended.
-            found += map(int, threads_children.read_text().split())
-    return found
+            pids += map(int, threads_children.read_text().split())
+    return pids
 
 
-def _end(child: int, parent: int) -> bool:
-    """Kill a child of `parent`; return whether it was one. A pid may soon mean another process."""
-    with ExitStack() as stack, suppress(ProcessLookupError):
-        kill = partial(os.kill, child)
-        with suppress(OSError):  # Linux before 5.3 has no such handles.
-            handle = os.pidfd_open(child)
-            stack.callback(os.close, handle)
-            kill = partial(signal.pidfd_send_signal, handle)
-        if _lives_below(child, parent):
-            kill(signal.SIGKILL)
-            return True
-    return False
-
-
-def _lives_below(child: int, parent: int) -> bool:
+def _end(child: int) -> bool:
+    """Kill a child of this process; return whether it lived. Its pid may mean another process by now."""
     with suppress(OSError):
-        state, its_parent = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[:2]
+        state, parent = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[:2]
         # Its first thread may be gone before another one that has its children.
         ended = state in "ZX" and len(os.listdir(f"/proc/{child}/task")) <= 1
-        return int(its_parent) == parent and not ended
+        if int(parent) == os.getpid() and not ended:
+            os.kill(child, signal.SIGKILL)
+            return True
     return False

@@ -1,4 +1,4 @@
-"""Which rank failed first, and what to tell the person at the keyboard."""
+"""Which rank failed first, and the sentences that say so."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def rank_error(
         if any(then):
             what += "\nthen: " + "; ".join(filter(None, then))
     if trace is not None:
-        related = [each for each in hangs(trace) if _is_part(each, outcome, first)]
-        what += "".join(f"\n{each.sentence}." for each in report(related, trace))
+        related = [hang for hang in hangs(trace) if _is_part(hang, outcome, first)]
+        what += "".join(f"\n{hang.sentence}." for hang in report(related, trace))
     details = _without_stacks(outcome.traceback) if isinstance(outcome, Raised) else ""
     return RankError(rank=names[first], what=what, hint=_hint(outcome, run), details=details, run=run)
 
@@ -88,8 +88,8 @@ def _is_broken(outcome: Outcome) -> bool:
 
 
 def _all_the_same(outcomes: Sequence[Outcome]) -> bool:
-    told = [(outcome.type, outcome.message) for outcome in outcomes if isinstance(outcome, Raised)]
-    return len(told) == len(outcomes) and len(set(told)) == 1
+    raised = [(outcome.type, outcome.message) for outcome in outcomes if isinstance(outcome, Raised)]
+    return len(raised) == len(outcomes) and len(set(raised)) == 1
 
 
 def _what(outcome: Outcome) -> str:
@@ -148,16 +148,17 @@ def _hang(
     trace: Trace | None,
     timeout: float | None,
 ) -> RankError:
-    found = hangs(trace) if trace is not None else ()
+    hung = hangs(trace) if trace is not None else ()
     notes = {index: note for index, outcome in enumerate(outcomes) if (note := _note(outcome))}
     hint = "a longer run(..., timeout=...), if the ranks were only slow."
-    if trace is not None and found:
-        reason = ". ".join(each.sentence for each in report(found, trace, notes))
+    if trace is not None and hung:
+        reason = ". ".join(hang.sentence for hang in report(hung, trace, notes))
         hint = "run(..., check=False) returns what was recorded; draw.timeline(its .trace) draws the hang."
     elif trace is not None and (went := pace(trace)) is not None and went.slow:
         reason = pace_text(went)
     else:
-        late = [who(name) for name, each in zip(names, outcomes, strict=True) if isinstance(each, Ended)]
+        pairs = zip(names, outcomes, strict=True)
+        late = [who(name) for name, outcome in pairs if isinstance(outcome, Ended)]
         are = "is" if len(late) == 1 else "are"
         idle = ", inside no recorded call" if trace is not None else ""
         where = "; ".join(f"{who(names[index])} {note}" for index, note in notes.items())

@@ -127,6 +127,7 @@ def serve(loads_torch: bool) -> NoReturn:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     statuses: dict[int, Connection] = {}
     watched: list[Any] = [requests, woken]
+    private = [requests.fileno(), woken, wakes]
     while True:
         ready, _, _ = select.select(watched, (), ())
         if woken in ready:
@@ -137,12 +138,11 @@ def serve(loads_torch: bool) -> NoReturn:
             if not request:
                 break
             if len(files) == REQUEST_FILES:
-                private = [requests.fileno(), woken, wakes]
                 _fork(request, files, statuses, private)
     for pid in statuses:
         with suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
-    descendants.end_children(os.getpid())
+    descendants.end_children()
     os._exit(0)
 
 
@@ -162,7 +162,7 @@ def _load() -> None:
 def _fork(request: bytes, files: list[int], statuses: dict[int, Connection], private: list[int]) -> None:
     pid = os.fork()
     if pid == 0:
-        for descriptor in (*private, files[1], *(each.fileno() for each in statuses.values())):
+        for descriptor in (*private, files[1], *(status.fileno() for status in statuses.values())):
             os.close(descriptor)
         _become_rank(request, files[0], files[2:])
     with suppress(ProcessLookupError):
@@ -194,11 +194,11 @@ def _report_ends(statuses: dict[int, Connection]) -> None:
     """Report the ranks that have ended, after everything that they have left behind has ended, too."""
     ended: dict[int, int] = {}
     with suppress(ChildProcessError):
-        while (found := os.waitpid(-1, os.WNOHANG))[0]:
-            ended[found[0]] = os.waitstatus_to_exitcode(found[1])
+        while (reaped := os.waitpid(-1, os.WNOHANG))[0]:
+            ended[reaped[0]] = os.waitstatus_to_exitcode(reaped[1])
     reports = {pid: statuses.pop(pid) for pid in ended if pid in statuses}
     if reports:
-        descendants.end_children(os.getpid(), but=statuses)
+        descendants.end_children(but=statuses)
     for pid, report in reports.items():
         with report, suppress(BrokenPipeError):
             report.send(ended[pid])

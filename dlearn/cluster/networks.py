@@ -3,8 +3,9 @@
 A client that connects to a worker of torch's RPC can have it run anything, with its user's rights,
 and a store of torch's accepts every client. So the first private rank makes a user and a network
 namespace with nothing in it but loopback, and the others follow it: no other process reaches them,
-and they have no way out. On a network of a chosen speed each rank has a namespace of its own, and a
-switch between them.
+and they have no way out. Where that is not permitted, the system's tables of connections show who
+has reached them. On a network of a chosen speed each rank has a namespace of its own, and a switch
+between them.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import ctypes
 import os
 import socket
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, suppress
 from functools import partial
+from pathlib import Path
+from typing import NamedTuple
 
 from dlearn.cluster import warm_pool
 from dlearn.cluster.rank_process import RankGroup, RankProcess, start_rank
@@ -24,6 +27,9 @@ from dlearn.errors import SetupError
 from dlearn.network import namespace
 from dlearn.network.live import LiveNetwork, SwitchProcess
 from dlearn.network.namespace import NetworkNamespace, NotPermitted
+
+_TCP_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+_ESTABLISHED, _LISTENS = "01", "0A"
 
 
 def start_private(count: int) -> list[RankProcess]:
@@ -92,8 +98,8 @@ def start_switched(network: LiveNetwork, count: int) -> list[RankProcess]:
     """Start ranks in a network each, and a switch between them. SetupError where that is not permitted."""
     with ExitStack() as opened, warm_pool.ended_on_error() as ranks:
         for rank in range(count):
-            seat = NetworkNamespace(rank, count, network.packet_bytes, network.asked.window_bytes)
-            ranks.append(start_rank(partial(namespace.enter, seat), namespace.address(0)))
+            own = NetworkNamespace(rank, count, network.packet_bytes, network.asked.window_bytes)
+            ranks.append(start_rank(partial(namespace.enter, own), namespace.address(0)))
         devices = []
         for started in ranks:
             if refusal := started.refusal():
@@ -110,3 +116,47 @@ def start_switched(network: LiveNetwork, count: int) -> list[RankProcess]:
             switch.close()
             raise
         return ranks
+
+
+class TcpSocket(NamedTuple):
+    """A socket in the system's tables: the ports of its two sides, its state, its user, its inode."""
+
+    local: int
+    remote: int
+    state: str
+    uid: int
+    inode: str
+
+
+def users_connected_to(pids: Iterable[int]) -> set[int]:
+    """Return the users, except this one, with a connection to a port of one of these processes."""
+    table = list(_tcp_sockets())
+    own = {inode for pid in pids for inode in _inodes(pid)}
+    ports = {end.local for end in table if end.state == _LISTENS and end.inode in own}
+    ends = {(end.remote, end.local) for end in table}
+    users = set()
+    for end in table:
+        other_user = end.state == _ESTABLISHED and end.uid != os.getuid()
+        on_this_machine = (end.local, end.remote) in ends  # Else the same port of another host.
+        if end.remote in ports and other_user and on_this_machine:
+            users.add(end.uid)
+    return users
+
+
+def _tcp_sockets() -> Iterator[TcpSocket]:
+    for table in _TCP_TABLES:
+        with suppress(OSError):
+            for line in table.read_text().splitlines()[1:]:
+                _, local, remote, state, _, _, _, uid, _, inode, *_ = line.split()
+                here, there = (int(side.rpartition(":")[2], 16) for side in (local, remote))
+                yield TcpSocket(here, there, state, int(uid), inode)
+
+
+def _inodes(pid: int) -> Iterator[str]:
+    """Yield the inodes of a process's sockets, from links such as "socket:[4711]"."""
+    with suppress(OSError):  # It has just ended.
+        for link in os.scandir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                kind, _, inode = os.readlink(link).partition(":")
+                if kind == "socket":
+                    yield inode.strip("[]")

@@ -20,12 +20,13 @@ class PausedRun(PausedJob, Run):
 
     @classmethod
     def of(cls, run: Run, gate_server: GateServer, finish: Callable[[], Run], end: Callable[[], None]) -> PausedRun:
-        """Begin it: `finish` carries it out, `end` ends its ranks."""
-        held = cls(run.folder, run.recorded, run.results, run.output, private=run.private, exposed=run.exposed)
-        held.gate_server, held.trace_folder = gate_server, run.folder / "trace"
-        held._job = _Job(run, gate_server, finish, end)
-        weakref.finalize(held, held._job.end)
-        return held
+        """Begin a run: `finish` follows its ranks to the end, `end` ends them."""
+        paused = cls(run.folder, run.recorded, run.results, run.output)
+        paused.private, paused.exposed = run.private, run.exposed
+        paused.gate_server, paused.trace_folder = gate_server, run.folder / "trace"
+        paused._job = _Job(run, gate_server, finish, end)
+        weakref.finalize(paused, paused._job.end)
+        return paused
 
     _job: _Job
     _page: HeldPage | None = None
@@ -79,7 +80,7 @@ class _Job:
     def __init__(self, run: Run, gate_server: GateServer, finish: Callable[[], Run], end: Callable[[], None]) -> None:
         self.run, self.gate_server, self._finish, self._end_ranks = run, gate_server, finish, end
         gate_server.on_trouble = self.end
-        self.thread = threading.Thread(target=self._follow, daemon=True, name="dlearn-held-run")
+        self.thread = threading.Thread(target=self._follow, daemon=True, name="dlearn-paused-run")
         self.thread.start()
 
     def _follow(self) -> None:

@@ -100,12 +100,12 @@ class _Loader(pickle.Unpickler):
         self.globals: dict[str, Any] = {}
 
     def find_class(self, module: str, name: str) -> Any:
-        found = super().find_class(module, name)
+        function = super().find_class(module, name)
         if module == "cloudpickle.cloudpickle" and name == "_make_function":
-            return functools.partial(_make_in_main, found)
+            return functools.partial(_make_in_main, function)
         if module == "cloudpickle.cloudpickle" and name == "_function_setstate":
-            return functools.partial(self._set_state, found)
-        return found
+            return functools.partial(self._set_state, function)
+        return function
 
     def _set_state(self, original: Callable[[Any, Any], None], function: Any, state: tuple[Any, Any]) -> None:
         if function.__globals__ is vars(sys.modules["__main__"]):

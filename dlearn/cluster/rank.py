@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TextIO
 
-from dlearn.cluster import descendants, mpi_slot, rpc_worker
+from dlearn.cluster import descendants, pmi_client, rpc_worker
 from dlearn.cluster.answers import (
     answer_of_call,
     answer_of_exception,
@@ -36,7 +36,6 @@ from dlearn.cluster.rank_protocol import (
     Enter,
     HostPosition,
     Listen,
-    receive_descriptor,
     send_descriptor,
     stack_file,
 )
@@ -61,11 +60,11 @@ def main(control: Connection, output: Connection, enter: Enter | None = None) ->
             elif not rank.serve(asked):
                 break
     with suppress(Exception):  # The connection is closed: no process would read it.
-        mpi_slot.leave()
+        pmi_client.leave()
     flush()
     # Threads of gloo and of the user may still run: an orderly exit of the interpreter would fail on
     # them. A DataLoader's workers are in the rank's process group; a daemon has left it.
-    descendants.end_children(os.getpid())
+    descendants.end_children()
     os.killpg(0, signal.SIGKILL)
 
 
@@ -105,15 +104,15 @@ class _Rank:
         self._listener: socket.socket | None = None
 
     def listen(self, asked: Listen) -> None:
-        """Open the store's socket in this rank's own network, and report its address."""
+        """Open the store's socket, and report its address."""
         self._listener = socket.create_server((asked.address, 0), backlog=asked.backlog)
         self._control.send(self._listener.getsockname())
 
     def serve(self, call: Call) -> bool:
         """Run one call. Return False if this process is to end after it."""
         if call.backend == "mpi":
-            mpi_slot.receive(self._control)
-        listener = self._receive_listener() if call.rank == 0 else None
+            pmi_client.receive(self._control)
+        listener, self._listener = self._listener, None
         recording = None
         try:
             _prepare(call)
@@ -143,10 +142,6 @@ class _Rank:
             self._control.send(CLOSED)
         return stays
 
-    def _receive_listener(self) -> int:
-        listener, self._listener = self._listener, None
-        return receive_descriptor(self._control) if listener is None else listener.detach()
-
     def _listen_for_stack_signal(self, call: Call) -> None:
         """Have the rank write its stack on a signal, whatever it is stuck in."""
         before, self._stack = self._stack, open(stack_file(call.folder, call.rank), "w")  # noqa: SIM115
@@ -154,17 +149,17 @@ class _Rank:
         if before is not None:
             before.close()
 
-    def _meet(self, call: Call, listener: int | None) -> None:
+    def _meet(self, call: Call, listener: socket.socket | None) -> None:
         """Meet the other ranks: in the MPI job, in a store, and in a process group if asked for."""
         import torch.distributed as dist
 
         if call.gate:
             importlib.import_module("dlearn.hooks.gate").forget_timeouts()
         if call.backend == "mpi":
-            mpi_slot.join(call.rank, call.world_size)
+            pmi_client.join(call.rank, call.world_size)
         if call.init and dist.is_initialized():
             if listener is not None:
-                os.close(listener)
+                listener.close()
             return
         if not dist.is_initialized():
             self._stores.clear()
@@ -193,7 +188,7 @@ class _Rank:
 
 @contextmanager
 def _gate(call: Call, recording: Any) -> Iterator[None]:
-    """Have the calls of the block wait at the gate of a held run."""
+    """Have the calls of the block wait at the gate of a paused run."""
     if not call.gate:
         yield
         return
@@ -261,7 +256,7 @@ def _start_recording(call: Call) -> Any:
     )
 
 
-def _open_store(call: Call, listener: int | None) -> Any:
+def _open_store(call: Call, listener: socket.socket | None) -> Any:
     """Return the store in which ranks meet. Rank 0 serves it on its socket, bound to one address.
 
     A tutorial's own `init_process_group("gloo")` meets in it, too, on loopback. Each init has a prefix:
@@ -273,7 +268,8 @@ def _open_store(call: Call, listener: int | None) -> Any:
 
     serving: dict[str, Any] = {"is_master": False}
     if listener is not None:
-        serving = {"is_master": True, "wait_for_workers": False, "master_listen_fd": listener}
+        descriptor = listener.detach()  # Of the store from now on.
+        serving = {"is_master": True, "wait_for_workers": False, "master_listen_fd": descriptor}
     store = TCPStore(*call.store, call.world_size, **serving)
     numbers = itertools.count(1)
 

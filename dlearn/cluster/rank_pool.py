@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import selectors
 import socket
 import threading
 import time
@@ -11,14 +10,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from typing import Any
 
 from dlearn.cluster import warm_pool
 from dlearn.cluster.answers import Raised, Returned
+from dlearn.cluster.networks import users_connected_to
 from dlearn.cluster.output import OutputStreams
 from dlearn.cluster.rank_process import DEATH_SECONDS, RankProcess, StackLine
 from dlearn.cluster.rank_protocol import FINISH, Call
-from dlearn.cluster.strangers import users_connected_to
 from dlearn.errors import SetupError
 from dlearn.events.agent_log import LOOK_SECONDS, PAUSE_SECONDS, SUFFIX
 from dlearn.live.live_display import LiveDisplay
@@ -131,17 +132,17 @@ class RankPool:
         outcomes: list[Outcome | None] = [None] * len(self.ranks)
         rows = LiveRows(Path(calls[0].folder, "trace"), self.tags)
         for _ in self._rounds(outcomes, streams, timeout):
-            self._refuse_strangers(calls[0], now=False)
-            if streams.waiting:
+            self._refuse_other_users(calls[0], now=False)
+            if streams.lines:
                 display.step_aside()
                 streams.show()
             running = outcomes.count(None)
             if not calls[0].gate:
                 display.update(f"dlearn: {running} of {len(outcomes)} ranks at work", rows)
-            if streams.logging and running:
-                # Each of its lines would wake this process up, and take the ranks' time.
+            if running and any(output.log for output in streams.ranks):
+                # Each line of a log would wake this process up, and take the ranks' time.
                 time.sleep(PAUSE_SECONDS)
-        self._refuse_strangers(calls[0], now=True)
+        self._refuse_other_users(calls[0], now=True)
         late = [index for index, outcome in enumerate(outcomes) if outcome is None]
         for index, stack in zip(late, self._stacks(calls, late), strict=True):
             rank = self.ranks[index]
@@ -150,38 +151,37 @@ class RankPool:
         return [outcome or Ended() for outcome in outcomes]
 
     def _rounds(self, outcomes: list[Outcome | None], streams: OutputStreams, timeout: float | None) -> Iterator[None]:
-        """Fill in the outcomes as ranks end, and yield after each look, until all are there or time is over."""
+        """Fill in the outcomes as ranks end; yield after each look, until all are there or time is over."""
         deadline = time.monotonic() + timeout if timeout is not None else float("inf")
         grace: GracePeriod | None = None
         look = LOOK_SECONDS
-        with selectors.DefaultSelector() as selector:
-            for index, rank in enumerate(self.ranks):
-                selector.register(rank.output, selectors.EVENT_READ, (index, False))
-                # A rank's own children may keep its connection open after its death; `death` shows it.
-                for end in (rank.control, rank.death):
-                    selector.register(end, selectors.EVENT_READ, (index, True))
-            while None in outcomes and time.monotonic() < deadline:
-                asked_ns = time.monotonic_ns()
-                wait = min(look, max(0.0, deadline - time.monotonic()))
-                ready = {key.data for key, _ in selector.select(wait)}
-                for index, rank in enumerate(self.ranks):
-                    if (index, False) not in ready:
-                        streams.found_empty(index, asked_ns)
-                    elif not streams.read(index, rank.output):
-                        selector.unregister(rank.output)
-                for index in [index for index, is_end in ready if is_end]:
-                    outcome = outcomes[index] = self._receive(index, streams)
-                    selector.unregister(self.ranks[index].control)
-                    selector.unregister(self.ranks[index].death)
-                    if not isinstance(outcome, Returned) and grace is None:
-                        # The first fault. The others get a moment to fail by themselves, and to say why.
-                        grace = GracePeriod(GRACE_SECONDS, self._pids_here(outcomes))
-                        look = LOOK_SECONDS / 5
-                yield
-                if grace is not None and grace.is_over(self._pids_here(outcomes)):
-                    break
+        open_outputs: list[Connection] = []
+        ends: dict[Connection, int] = {}
+        for index, rank in enumerate(self.ranks):
+            open_outputs.append(rank.output)
+            # A rank's own children may keep its connection open after its death; `death` shows it.
+            ends |= {rank.control: index, rank.death: index}
+        while None in outcomes and time.monotonic() < deadline:
+            asked_ns = time.monotonic_ns()
+            seconds = min(look, max(0.0, deadline - time.monotonic()))
+            ready: list[Any] = wait([*open_outputs, *ends], seconds)
+            for rank, output in zip(self.ranks, streams.ranks, strict=True):
+                if rank.output not in ready:
+                    output.found_empty(asked_ns)
+                elif not output.read(rank.output):
+                    open_outputs.remove(rank.output)
+            for index in {ends[end] for end in ready if end in ends}:
+                outcome = outcomes[index] = self._receive(index, streams)
+                del ends[self.ranks[index].control], ends[self.ranks[index].death]
+                if not isinstance(outcome, Returned) and grace is None:
+                    # The first fault. The others get a moment to fail by themselves, and to say why.
+                    grace = GracePeriod(self._pids_here(outcomes))
+                    look = LOOK_SECONDS / 5
+            yield
+            if grace is not None and grace.is_over(self._pids_here(outcomes)):
+                break
 
-    def _refuse_strangers(self, call: Call, *, now: bool) -> None:
+    def _refuse_other_users(self, call: Call, *, now: bool) -> None:
         """Raise SetupError if another user of this machine has connected to RPC workers.
 
         A client can have a worker run anything. Looks at most every LOOK_SECONDS, unless `now`.
@@ -222,21 +222,19 @@ class RankPool:
         rank.wait(DEATH_SECONDS)
         rank.kill()  # It may live, with its connection closed.
         self._drain(index, streams)
-        return Died.of(rank, noticed_ns, streams.last_line(index))
+        return Died.of(rank, noticed_ns, streams.ranks[index].last_line)
 
     def _drain(self, index: int, streams: OutputStreams) -> None:
         """Read what this rank has printed so far; its children may hold the pipe open, so never wait for its end."""
-        pipe = self.ranks[index].output
+        pipe, output = self.ranks[index].output, streams.ranks[index]
         deadline = time.monotonic() + DRAIN_SECONDS
-        while pipe.poll(0) and streams.read(index, pipe) and time.monotonic() < deadline:
+        while pipe.poll(0) and output.read(pipe) and time.monotonic() < deadline:
             pass
 
     def _finish(self, outcomes: Sequence[Outcome], streams: OutputStreams, *, keep: bool) -> None:
         """Let the ranks that answered close their trace files, together, and read what they printed last."""
-        answered = []
-        for rank, outcome in zip(self.ranks, outcomes, strict=True):
-            if isinstance(outcome, Returned | Raised):
-                answered.append(rank)
+        pairs = zip(self.ranks, outcomes, strict=True)
+        answered = [rank for rank, outcome in pairs if isinstance(outcome, Returned | Raised)]
         deadline = time.monotonic() + CLOSE_SECONDS
         with suppress(BrokenPipeError, ConnectionResetError, EOFError):
             for rank in answered:
@@ -291,22 +289,22 @@ def _send(ranks: Sequence[RankProcess], calls: Sequence[Call]) -> None:
 
 
 class GracePeriod:
-    """The time that the others have after a first fault to fail by themselves, and to say why.
+    """The time in which other ranks may fail by themselves after a first fault, and say why.
 
     A rank that is runnable and gets no core has more time, up to a limit.
     """
 
-    def __init__(self, seconds: float, pids: Collection[int]) -> None:
-        self.seconds = seconds
+    def __init__(self, pids: Collection[int]) -> None:
         self._began = time.monotonic()
         self._waited_before = {pid: _waited_seconds(pid) for pid in pids}
 
     def is_over(self, pids: Collection[int]) -> bool:
         """Return whether the time of these is over. They have more if they waited half of it for a core."""
         passed = time.monotonic() - self._began
-        if passed < self.seconds or passed >= max(self.seconds, MOST_GRACE_SECONDS):
-            return passed >= self.seconds
-        return all(_waited_seconds(pid) - self._waited_before.get(pid, 0.0) < passed / 2 for pid in pids)
+        if not GRACE_SECONDS <= passed < MOST_GRACE_SECONDS:
+            return passed >= GRACE_SECONDS
+        waited = [_waited_seconds(pid) - self._waited_before.get(pid, 0.0) for pid in pids]
+        return max(waited, default=0.0) < passed / 2
 
 
 def _waited_seconds(pid: int) -> float:

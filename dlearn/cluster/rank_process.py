@@ -46,7 +46,7 @@ STACK_SECONDS = 2.0
 DEATH_SECONDS = 2.0
 """How long the report of a process's end may take after its connection was closed."""
 ENTER_SECONDS = 60.0
-"""How long a rank may take to enter its network: one that is spawned loads torch before."""
+"""How long a rank may take to answer: one that is spawned loads torch before."""
 
 
 class RankGroup:
@@ -77,7 +77,7 @@ class RankProcess:
     death: Connection
     """Becomes readable when the rank has ended."""
     own_address: str = ""
-    """In a network that this process is not in: the address on which rank 0 opens the store's socket."""
+    """If not this machine's loopback: the address on which rank 0 opens the store's socket."""
     group: RankGroup = field(default_factory=RankGroup)
     exit_code: int | None = None
     """Negative: the number of a signal. None while it lives, and if the report of its end is lost."""
@@ -126,18 +126,15 @@ class RankProcess:
             return False
         return state in ("T", "t")
 
-    def listen(self, backlog: int, address: str = LOOPBACK) -> tuple[str, int]:
-        """Open the socket on which this rank will serve the store in its next call; return its address."""
-        if not self.own_address:
-            listener = socket.create_server((address, 0), backlog=backlog)
-            self.passed_sockets.append(listener)
-            return address, listener.getsockname()[1]
+    def listen(self, backlog: int) -> tuple[str, int]:
+        """Have the rank open the socket on which it will serve the store; return its address."""
+        address = self.own_address or LOOPBACK
         with suppress(OSError, EOFError):  # It has ended, which following it will show.
-            self.control.send(Listen(self.own_address, backlog))
+            self.control.send(Listen(address, backlog))
             if self.control.poll(ENTER_SECONDS):
-                found: tuple[str, int] = self.control.recv()
-                return found
-        return self.own_address, 0
+                reached: tuple[str, int] = self.control.recv()
+                return reached
+        return address, 0
 
     def refusal(self) -> str:
         """Return why a rank that was started with `enter` did not enter its network; "" if it did."""

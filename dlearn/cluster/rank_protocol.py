@@ -51,7 +51,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Listen:
-    """A request to a rank in a network of its own, before its call: open the store's socket there."""
+    """A request to rank 0, before its call: open the store's socket."""
 
     address: str
     backlog: int

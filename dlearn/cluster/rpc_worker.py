@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 TRANSPORTS, CHANNELS = ["uv"], ["basic"]
-"""TCP for all of it. torch's default on one host is shared memory, whose bytes nobody counts."""
+"""TCP for all of it. torch's default on one host is shared memory, whose bytes no counter has."""
 
 WORKER_THREADS = 8
 

@@ -7,7 +7,6 @@ import os
 import re
 import secrets
 import shutil
-import socket
 import time
 import weakref
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dlearn.cluster.this_host import kernel_id
 from dlearn.errors import DlearnError, RankError, SetupError, TraceError
 from dlearn.network.forwarded import Forwarded
 from dlearn.shown import Paragraph, Shown, count_text
@@ -27,10 +27,10 @@ _AT_ONCE_BYTES = 10_000_000
 
 RUNS_KEPT = 20
 _NAME = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
-_HELD = "held"
-"""A file in a run's folder that names the process which has its `Run` in hand: it stays."""
+_IN_USE = "in-use"
+"""A file in a run's folder that names the process which refers to its `Run`: the folder stays."""
 UNSEEN_SECONDS = 24 * 3600
-"""How long a run stays whose holder is on another host, or in another container."""
+"""How long a run stays whose process is on another host, or in another container."""
 
 
 @dataclass(eq=False, repr=False)
@@ -47,9 +47,9 @@ class Run(Shown):
     error: RankError | None = None
     network: Forwarded | None = None
     private: bool = False
-    """Whether its ranks were in a network that nobody else is in, and that has no way out."""
+    """Whether its ranks were in a network of their own, from which they reach nothing else."""
     exposed: str = ""
-    """Who else could have had its RPC workers run anything, and why; "" where nobody could, or there were none."""
+    """Who else could have had its RPC workers run anything, and why; "" if no other user could."""
 
     @cached_property
     def trace(self) -> Trace:
@@ -72,12 +72,12 @@ class Run(Shown):
             yield self.exposed
         if self.recorded:
             if self._is_small():
-                # Only where somebody looks at a run: whoever starts one need not wait for this.
+                # Here, since only a run that is shown needs it.
                 from dlearn.analysis.telling.explanations import overview
 
                 try:
                     yield overview(self.trace)
-                except TraceError as error:  # Who looks at a run wants to see the rest of it, too.
+                except TraceError as error:  # The rest of the run is shown, too.
                     yield str(error)
             yield "look at it: explain(run.trace), draw.timeline(run.trace), play.player(run.trace)"
         yield f"kept in {self.folder}"
@@ -87,32 +87,24 @@ class Run(Shown):
         return "trace" in self.__dict__ or sum(path.stat().st_size for path in files) < _AT_ONCE_BYTES
 
 
-def kernel_id(namespace: str) -> str:
-    """Return a name of the kernel's boot and the namespace of pids ("pid") or addresses ("net")."""
-    with suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {os.readlink(f'/proc/self/ns/{namespace}')}"
-    return socket.gethostname()
-
-
 def new_folder() -> Path:
-    """Make a folder in `.dlearn/runs`, where the newest 20 runs stay, and those that are held."""
+    """Make a folder in `.dlearn/runs`, where the newest 20 runs stay, and those in use."""
     home = Path.cwd() / ".dlearn" / "runs"  # The notebook may change its directory later.
     folder = home / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
     try:
         _refuse_links(home)
-        # What ran here, and on which hosts, is the business of no other user of the machine.
+        # Other users of the machine must not see what ran here, and on which hosts.
         home.parent.mkdir(mode=0o700, exist_ok=True)
         (folder / "trace").mkdir(parents=True)
         _refuse_others(home, folder)
-        (folder / _HELD).write_text(f"{kernel_id('pid')}\n{_process(os.getpid())}")
+        (folder / _IN_USE).write_text(f"{kernel_id('pid')}\n{_process(os.getpid())}")
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         hint = "Make room on its disk" if full else "Work in a folder that you may write to"
         raise SetupError(f"runs cannot be kept in {home} here: {error.strerror}. {hint}.") from None
     runs = sorted((path for path in home.iterdir() if _is_run(path)), key=_changed_ns)
     for old in runs[:-RUNS_KEPT]:
-        if not _is_held(old):
+        if not _is_in_use(old):
             shutil.rmtree(old, ignore_errors=True)
     return folder
 
@@ -138,7 +130,7 @@ def _is_run(path: Path) -> bool:
 
 def keep_folder(run: Run) -> None:
     """Keep its folder while `run` is referenced."""
-    weakref.finalize(run, (run.folder / _HELD).unlink, missing_ok=True).atexit = False
+    weakref.finalize(run, (run.folder / _IN_USE).unlink, missing_ok=True).atexit = False
 
 
 def _changed_ns(folder: Path) -> int:
@@ -148,12 +140,12 @@ def _changed_ns(folder: Path) -> int:
         return 0  # Another notebook of this folder has just tidied it away.
 
 
-def _is_held(folder: Path) -> bool:
+def _is_in_use(folder: Path) -> bool:
     try:
-        numbering, _, holder = (folder / _HELD).read_text().partition("\n")
+        numbering, _, process = (folder / _IN_USE).read_text().partition("\n")
         if numbering != kernel_id("pid"):
-            return time.time() - (folder / _HELD).stat().st_mtime < UNSEEN_SECONDS
-        return holder == _process(int(holder.split()[0]))
+            return time.time() - (folder / _IN_USE).stat().st_mtime < UNSEEN_SECONDS
+        return process == _process(int(process.split()[0]))
     except (OSError, ValueError, IndexError):
         return False
 

@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 from dlearn.live.live_rows import LiveRows
+from dlearn.shown import in_a_notebook
 
 LIVE = {"dlearn": "live"}  # Metadata of an output that depends on how long a cell took.
 _HANG_STYLE = "color:var(--jp-error-color1,#b40426);margin:2px 0"
@@ -78,9 +79,3 @@ class LiveDisplay:
         up = "\033[1A\033[K" * (len(self._lines) - 1)
         print(f"\r\033[K{up}" + "\n".join(lines), end="", file=sys.stderr, flush=True)
         self._lines = lines
-
-
-def in_a_notebook() -> bool:
-    """Return whether a kernel runs this process. (play.bridge has the same, and loads matplotlib.)"""
-    ipython = sys.modules.get("IPython")
-    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")

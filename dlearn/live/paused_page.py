@@ -15,6 +15,7 @@ from typing import Any
 from dlearn.errors import DlearnError
 from dlearn.events.printable import printable
 from dlearn.live.paused_job import PausedJob
+from dlearn.shown import in_a_notebook
 
 AGAIN_SECONDS = 1.0  # Between two looks at the ranks, if nothing comes to the gate.
 SETTLE_SECONDS = 0.3  # So long it is waited, after a change, for those that follow at once.
@@ -85,7 +86,7 @@ class HeldPage:
 
     def open(self) -> None:
         """Join the stages of this job on the page, later ones too. Raises SetupError without anywidget."""
-        from dlearn.play.bridge import in_a_notebook, widget
+        from dlearn.play.bridge import widget
 
         if self._widget is not None or not in_a_notebook():
             return

@@ -1,4 +1,4 @@
-"""A network of a chosen speed between the ranks of a cluster, carried by a switch in user space, without root."""
+"""A network of a chosen speed between the ranks of a cluster, made by a switch in user space, without root."""
 
 from dlearn.network.link import Link
 from dlearn.network.plan import Network

@@ -1,17 +1,15 @@
-"""What a network has carried, as its switch has measured it, beside what was asked of it."""
+"""What a network has forwarded, as its switch has measured it, beside what was asked of it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import starmap
 from typing import Any
 
 import msgspec
 
 from dlearn.network.link import Link, rate_text, size_text, time_text
 from dlearn.shown import Result, Table
-
-LEAST_SECONDS = 0.01
-"""A port that was full for less says nothing about its rate."""
 
 
 class CarriedPort(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,7 +30,7 @@ class CarriedPort(msgspec.Struct, frozen=True, kw_only=True):
     lost: int
 
 
-class CarriedPair(msgspec.Struct, frozen=True, kw_only=True):
+class CarriedPair(msgspec.Struct, frozen=True):
     """The packets from one rank to another: `payload` of TCP once, `again` what was sent once more."""
 
     source: int
@@ -43,7 +41,7 @@ class CarriedPair(msgspec.Struct, frozen=True, kw_only=True):
     dropped: int
 
 
-class CarriedRank(msgspec.Struct, frozen=True, kw_only=True):
+class CarriedRank(msgspec.Struct, frozen=True):
     """A rank whose computing was slowed: the factor asked, and the one reached."""
 
     rank: int
@@ -55,8 +53,8 @@ class CarriedRank(msgspec.Struct, frozen=True, kw_only=True):
 class Forwarded(Result, frozen=True, kw_only=True):
     """The counts of a switch since its ranks began.
 
-    `late` and `latest` are seconds later than asked (median of the last 2,000, most), `processor` the share
-    of a core that the switch took, `most` the bit/s that it carried while it was at its limit.
+    `late` and `latest` are seconds later than asked (median of the last 2,000, most), `processor` the
+    share of a core that the switch took, `most` the bit/s that it forwarded while it was at its limit.
     """
 
     network: str
@@ -86,10 +84,10 @@ class Forwarded(Result, frozen=True, kw_only=True):
                 counts = (pair.packets, pair.payload, pair.again, pair.dropped)
                 rows.append((f"{pair.source} to {pair.target}", *(f"{count:,}" for count in counts)))
         yield Table(rows)
-        for each in self.stragglers:
-            reached = "-" if each.reached is None else f"{each.reached:.2f}"
-            asked = f"rank {each.rank}'s computing was to take {each.asked:g} times as long"
-            yield f"{asked}, and took {reached} times ({_short(each.computed)} of computing)"
+        for slow in self.stragglers:
+            reached = "-" if slow.reached is None else f"{slow.reached:.2f}"
+            asked = f"rank {slow.rank}'s computing was to take {slow.asked:g} times as long"
+            yield f"{asked}, and took {reached} times ({_short(slow.computed)} of computing)"
         yield f"the switch took {self.processor:.0%} of a core over {self.seconds:.1f} s"
 
     def _row(self, port: CarriedPort) -> tuple[str, ...]:
@@ -107,31 +105,17 @@ class Forwarded(Result, frozen=True, kw_only=True):
         )
 
 
-def carried(network: str, ports: Mapping[str, Link], pids: Sequence[int], counts: Mapping[str, Any]) -> Forwarded:
+def carried(network: str, links: Mapping[str, Link], pids: Sequence[int], counts: dict[str, Any]) -> Forwarded:
     """Return the switch's own counts as an answer. `pids` are the ranks' processes."""
-    of_ports = []
-    for (name, link), port in zip(ports.items(), counts["ports"], strict=True):
-        full_bytes, full_seconds = port.pop("full_bytes"), port.pop("full_seconds")
-        rate = full_bytes * 8 / full_seconds if full_seconds > LEAST_SECONDS else None
-        of_ports.append(CarriedPort(name=name, asked=link, rate=rate, **port))
-    names = CarriedPair.__struct_fields__
-    limited = counts["breathless"]
-    return Forwarded(
-        network=network,
-        seconds=counts["seconds"],
-        processor=counts["processor"] / counts["seconds"],
-        late=counts["late"],
-        latest=counts["latest"],
-        most=counts["breathless_bytes"] * 8 / limited if limited else None,
-        ports=tuple(of_ports),
-        pairs=tuple(CarriedPair(**dict(zip(names, pair, strict=True))) for pair in counts["pairs"]),
-        stragglers=tuple(_slowed(pids.index(pid), *times) for pid, *times in counts["stragglers"] if pid in pids),
-    )
-
-
-def _slowed(rank: int, asked: float, computed: float, stopped: float) -> CarriedRank:
-    reached = 1 + stopped / computed if computed else None
-    return CarriedRank(rank=rank, asked=asked, reached=reached, computed=computed)
+    ports = []
+    for (name, link), port in zip(links.items(), counts.pop("ports"), strict=True):
+        ports.append(CarriedPort(name=name, asked=link, **port))
+    pairs = tuple(starmap(CarriedPair, counts.pop("pairs")))
+    stragglers = []
+    for pid, *times in counts.pop("stragglers"):
+        if pid in pids:
+            stragglers.append(CarriedRank(pids.index(pid), *times))
+    return Forwarded(network=network, ports=tuple(ports), pairs=pairs, stragglers=tuple(stragglers), **counts)
 
 
 def _short(seconds: float) -> str:

@@ -72,28 +72,30 @@ def parse(words: str) -> dict[str, float]:
     """Parse "100 Mbit/s, 2 ms, loss 1 %". SetupError, in one sentence, for other words."""
     if not isinstance(words, str):
         raise SetupError(f"a network is told in words such as {EXAMPLE}, or is a Network; not {_quote.repr(words)}.")
-    found: dict[str, float] = {}
+    properties: dict[str, float] = {}
     for part in map(str.strip, words.split(",")):
         match = _WORD.fullmatch(part)
         if match is None:
             raise SetupError(f"{_quote.repr(part)} tells nothing of a network; write it like {EXAMPLE}.")
-        named, number, unit = match.groups()
-        name = named or next((each for each in ("rate", "latency") if unit in UNITS[each]), None)
+        name, number, unit = match.groups()
+        name = name or next((known for known in ("rate", "latency") if unit in UNITS[known]), None)
         if name is None:
             raise SetupError(f"what of the network is {_quote.repr(part)}? Write it like {EXAMPLE}.")
-        if name in found:
+        if name in properties:
             raise SetupError(f"{_quote.repr(words)} tells the {name} twice.")
-        found[name] = _number(name, f"{number} {unit}")
-    return found
+        properties[name] = _number(name, f"{number} {unit}")
+    return properties
 
 
 def _number(name: str, given: Any) -> float:
     """Return a number, or words, in bit/s, seconds, bytes, or as a share of 1. SetupError if out of range."""
     if isinstance(given, str):
-        found = _WORD.fullmatch(given.strip())
-        if found is None or found[1] not in (None, name) or found[3] not in UNITS[name]:
-            raise SetupError(f"{_quote.repr(given)} is no {name} of a link; its units are {', '.join(UNITS[name])}.")
-        given = float(Decimal(found[2]) * Decimal(str(UNITS[name][found[3]])))  # "100 us" is 0.0001, and not nearly.
+        match, units = _WORD.fullmatch(given.strip()), UNITS[name]
+        if match is None or match[1] not in (None, name) or match[3] not in units:
+            what = f"{_quote.repr(given)} is no {name} of a link"
+            raise SetupError(f"{what}; its units are {', '.join(units)}.")
+        # By decimals: "100 us" is 0.0001, and not nearly.
+        given = float(Decimal(match[2]) * Decimal(str(units[match[3]])))
     low, high = RANGES[name]
     is_number = isinstance(given, int | float) and not isinstance(given, bool)
     if not is_number or not low <= given <= high:

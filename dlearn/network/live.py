@@ -16,11 +16,11 @@ from typing import Any
 
 from dlearn.errors import SetupError
 from dlearn.network import switch
-from dlearn.network.forwarded import CarriedPair, Forwarded, carried
+from dlearn.network.forwarded import Forwarded, carried
 from dlearn.network.plan import Network
 
 END_SECONDS = 5.0
-"""How long the switch may take to end that has been told to."""
+"""How long a switch may take to end when its connection is closed."""
 ANSWER_SECONDS = 10.0
 MOST_FACTOR = 100
 
@@ -84,33 +84,28 @@ class LiveNetwork:
     """
 
     def __init__(self, asked: Network, names: Sequence[int | str]) -> None:
-        self.asked = self._now = asked.fitted(names)
+        self.asked = self._now = asked.fitted(len(names))
         self.packet_bytes = self.asked.packet_bytes
         self._names = list(names)
         self._cut: list[list[int]] = []
-        self._paused = False
         self._factors: dict[int, float] = {}
         self._pids: list[int] = []
         self._switch: SwitchProcess | None = None
         self._latest: Forwarded | None = None
-        self._before: dict[tuple[int, int], CarriedPair] = {}
+        self._before: dict[tuple[int, int], tuple[int, int]] = {}
 
     def slow(self, rank: int | str, words: str) -> None:
         """Change the link of a rank, as in "10 Mbit/s, 5 ms": what the words do not name stays."""
         self._now = self._now.changed(self._number(rank), words)
         self.latest()
 
-    def cut(self, one: int | str, other: int | str) -> None:
-        """Drop from now on all that one of these two sends to the other."""
-        ends = [self._number(one), self._number(other)]
+    def cut(self, first: int | str, second: int | str) -> None:
+        """Drop from now on all that these two ranks send to each other."""
+        ends = [self._number(first), self._number(second)]
         if ends[0] == ends[1]:
-            raise SetupError(f"a way has two ends: there is none to cut between rank {one!r} and itself.")
+            itself = f"rank {first!r} and itself"
+            raise SetupError(f"a way has two ends: there is none to cut between {itself}.")
         self._cut += [ends, ends[::-1]]
-        self.latest()
-
-    def pause(self) -> None:
-        """Stop all packets where they are, until `heal`."""
-        self._paused = True
         self.latest()
 
     def straggler(self, rank: int | str, factor: float) -> None:
@@ -130,49 +125,52 @@ class LiveNetwork:
         self.latest()
 
     def heal(self) -> None:
-        """Restore all links as they were asked for, let packets go on, and slow no rank."""
-        self._now, self._cut, self._paused, self._factors = self.asked, [], False, {}
+        """Restore all links as they were asked for, and slow no rank."""
+        self._now, self._cut, self._factors = self.asked, [], {}
         self.latest()
 
     def trouble(self) -> str:
-        """Return a sentence about what stops packets altogether now; "" if nothing does."""
-        if self._paused:
-            return "The network is paused: network.heal() lets it go on."
-        ways = [f"{self._names[a]} and {self._names[b]}" for a, b in self._cut if a < b]
-        return f"The way between ranks {'; '.join(dict.fromkeys(ways))} is cut." if ways else ""
+        """Return a sentence about the paths that are cut now; "" if none is."""
+        cut = [f"{self._names[a]} and {self._names[b]}" for a, b in self._cut if a < b]
+        return f"The way between ranks {'; '.join(dict.fromkeys(cut))} is cut." if cut else ""
 
     def carried(self) -> Forwarded:
         """Return what was forwarded since the ranks began: in the latest run, or in all of kept ranks."""
-        found = self.latest()
-        if found is None:
-            raise SetupError("nothing was carried yet: this network is there while ranks are; run something first.")
-        return found
+        latest = self.latest()
+        if latest is None:
+            missing = "this network is there while ranks are; run something first"
+            raise SetupError(f"nothing was carried yet: {missing}.")
+        return latest
 
     def begin(self) -> None:
         """Count a run's own bytes from here on."""
-        self._before = {(pair.source, pair.target): pair for pair in self._pairs()}
+        self._before = self._sent_so_far()
 
     def sent(self) -> list[dict[int, tuple[int, int]]]:
-        """Return for each rank what it has sent to each other since `begin`: TCP's payload in bytes, and again."""
+        """Return for each rank the bytes that it has sent to each other since `begin`.
+
+        They are TCP's payload, and what of it was sent again.
+        """
         sent: list[dict[int, tuple[int, int]]] = [{} for _ in self._names]
-        for pair in self._pairs():
-            old = self._before.get((pair.source, pair.target))
-            payload, again = (0, 0) if old is None else (old.payload, old.again)
-            sent[pair.source][pair.target] = pair.payload - payload, pair.again - again
+        for (source, target), (payload, again) in self._sent_so_far().items():
+            payload_before, again_before = self._before.get((source, target), (0, 0))
+            sent[source][target] = payload - payload_before, again - again_before
         return sent
 
-    def _pairs(self) -> tuple[CarriedPair, ...]:
-        found = self.latest()
-        return found.pairs if found else ()
+    def _sent_so_far(self) -> dict[tuple[int, int], tuple[int, int]]:
+        latest = self.latest()
+        pairs = latest.pairs if latest is not None else ()
+        return {(pair.source, pair.target): (pair.payload, pair.again) for pair in pairs}
 
     def connect(self, tuns: Sequence[int], pids: Sequence[int], on_loss: Callable[[], None]) -> SwitchProcess:
         """Start a switch between fresh ranks, which have these devices and pids."""
         names = list(self._now.ports(self.packet_bytes))
-        ways = []
-        for a, b in permutations(range(len(self._names)), 2):
-            ways.append([a, b, [names.index(name) for name in self._now.way(a, b)]])
+        routes = []
+        for source, target in permutations(range(len(self._names)), 2):
+            ports = [names.index(name) for name in self._now.path(source, target)]
+            routes.append([source, target, ports])
         self._latest, self._before, self._pids = None, {}, list(pids)
-        self._switch = SwitchProcess({"ports": self._ports(), "ways": ways}, tuns, on_loss)
+        self._switch = SwitchProcess({"ports": self._ports(), "routes": routes}, tuns, on_loss)
         try:
             self.latest()
         except BaseException:
@@ -185,7 +183,7 @@ class LiveNetwork:
         if self._switch is not None:
             factors = [(pid, self._factors.get(rank, 1)) for rank, pid in enumerate(self._pids)]
             slowed = [(pid, factor) for pid, factor in factors if factor > 1]
-            order = {"ports": self._ports(), "cut": self._cut, "paused": self._paused, "stragglers": slowed}
+            order = {"ports": self._ports(), "cut": self._cut, "stragglers": slowed}
             counts = self._switch.ask(order)
             if counts is not None:
                 self._latest = carried(str(self._now), self._now.ports(self.packet_bytes), self._pids, counts)

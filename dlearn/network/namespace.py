@@ -52,33 +52,33 @@ def address(rank: int) -> str:
     return f"10.77.0.{rank + 1}"
 
 
-def enter(seat: NetworkNamespace) -> int:
+def enter(own: NetworkNamespace) -> int:
     """Move this process, which has one thread, into a new network. Return its TUN. Or NotPermitted."""
     unshare()
     tun = _open_tun()
-    _give_address(seat)
+    _give_address(own)
     bring_up(DEVICE.encode(), b"lo")
-    room = max(_RECEIVES, 2 * seat.window)
-    windows = {"ipv4/tcp_wmem": f"4096 {seat.window} {seat.window}", "ipv4/tcp_rmem": f"4096 {room} {room}"}
+    room = max(_RECEIVES, 2 * own.window)
+    windows = {"ipv4/tcp_wmem": f"4096 {own.window} {own.window}", "ipv4/tcp_rmem": f"4096 {room} {room}"}
     for name, value in (_TCP | windows).items():
         with suppress(OSError):  # A container's may be read-only: then TCP does as that machine has it.
             Path("/proc/sys/net", name).write_text(value)
-    name_hosts({address(rank): f"rank{rank}" for rank in range(seat.ranks)} | {"127.0.0.1": "localhost"})
+    name_hosts({address(rank): f"rank{rank}" for rank in range(own.ranks)} | {"127.0.0.1": "localhost"})
     return tun
 
 
-def _give_address(seat: NetworkNamespace) -> None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
-        fcntl.ioctl(way, _SETS_ADDRESS, _request(address(seat.rank)))
-        fcntl.ioctl(way, _SETS_NETMASK, _request("255.255.255.0"))
-        fcntl.ioctl(way, _SETS_MTU, struct.pack("16si20x", DEVICE.encode(), seat.mtu))
+def _give_address(own: NetworkNamespace) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as channel:
+        fcntl.ioctl(channel, _SETS_ADDRESS, _request(address(own.rank)))
+        fcntl.ioctl(channel, _SETS_NETMASK, _request("255.255.255.0"))
+        fcntl.ioctl(channel, _SETS_MTU, struct.pack("16si20x", DEVICE.encode(), own.mtu))
 
 
 def bring_up(*devices: bytes) -> None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as channel:
         for name in devices:
-            flags = struct.unpack("16sh", fcntl.ioctl(way, _GETS_FLAGS, struct.pack("16sh", name, 0)))[1]
-            fcntl.ioctl(way, _SETS_FLAGS, struct.pack("16sh", name, flags | _UP))
+            flags = struct.unpack("16sh", fcntl.ioctl(channel, _GETS_FLAGS, struct.pack("16sh", name, 0)))[1]
+            fcntl.ioctl(channel, _SETS_FLAGS, struct.pack("16sh", name, flags | _UP))
 
 
 def unshare() -> None:
@@ -119,7 +119,7 @@ def name_hosts(names: dict[str, str]) -> None:
     """Have this process find a name for each address without a name server: by an /etc/hosts of its own."""
     with tempfile.NamedTemporaryFile("w", prefix="dlearn-hosts-") as hosts:
         # The store of torch has its addresses in IPv6.
-        hosts.writelines(f"{way}{ip} {name}\n" for ip, name in names.items() for way in ("", "::ffff:"))
+        hosts.writelines(f"{form}{ip} {name}\n" for ip, name in names.items() for form in ("", "::ffff:"))
         hosts.flush()
         ctypes.CDLL(None).mount(hosts.name.encode(), b"/etc/hosts", None, _MS_BIND, None)
 

@@ -1,7 +1,7 @@
-"""The switch: a process that carries every packet between ranks with its way's rate, latency, queue.
+"""The switch: a process that carries every packet between ranks with its path's rate, latency, queue.
 
 A program of the standard library alone: its first line, behind the ranks' TUNs, names the ports and the
-ways; each later line is a command, and has an answer. It ends when its connection closes.
+routes; each later line is a command, and has an answer. It ends when its connection closes.
 
 A packet enters a port, waits until those before it have left (or is dropped from a full queue), leaves
 at the port's rate, and is at the next port after the latency. That begins to pass it on before its last
@@ -30,6 +30,8 @@ READ_AT_ONCE = 16
 SLICE_SECONDS = BREATHLESS = 0.05
 """A slice of time; in one with less waiting than this share the switch carries what it can."""
 RECENT = 2000
+LEAST_SECONDS = 0.01
+"""A port that was full for less says nothing about its rate."""
 MOST_RANKS = 64
 _TCP, _IPV4 = 6, 4
 _PR_SET_TIMERSLACK = 29
@@ -37,7 +39,6 @@ _SHORTEST = 20
 """Bytes of the head of IPv4, and of TCP's."""
 _HEAD = struct.Struct("!HHI")
 """Of TCP: ports, sequence number."""
-_COUNTS = "packets", "bytes", "dropped", "lost", "full_bytes", "full_seconds"
 PACE_SECONDS = 0.002
 """How often the switch looks at a rank whose computing it slows, and the least time for which it stops one."""
 
@@ -47,11 +48,11 @@ clock = time.monotonic
 class Port:
     """One direction of one link, with what it has forwarded."""
 
-    def __init__(self, rate: float, latency: float, jitter: float, loss: float, queue: float | None) -> None:
+    def __init__(self, *link: Any) -> None:
         self.free = self.last = self.left = self.until = 0.0
         self.packets = self.bytes = self.dropped = self.lost = 0
         self.pace = self.deepest = self.full_bytes = self.full_seconds = self.late = 0.0
-        self.set(rate, latency, jitter, loss, queue)
+        self.set(*link)
 
     def set(self, rate: float, latency: float, jitter: float, loss: float, queue: float | None) -> None:
         """Set `rate` in bytes a second (0: no limit), and `queue` in bytes (None: the sender waits)."""
@@ -61,11 +62,18 @@ class Port:
         self.latency, self.jitter, self.loss = latency, jitter, loss
         self.room = float("inf") if queue is None or not rate else queue * self.pace
 
-    def counts(self) -> dict[str, float]:
-        """Return what the port has forwarded: bytes, and those that left right behind another, in how many seconds."""
-        found = {name: getattr(self, name) for name in _COUNTS}
-        deepest = round(self.deepest / self.pace) if self.pace else 0
-        return found | {"deepest": deepest, "late": self.late / max(1, self.packets)}
+    def counts(self) -> dict[str, float | None]:
+        """Return what the port has forwarded. `rate`, in bit/s, is that of packets right behind another."""
+        full = self.full_seconds > LEAST_SECONDS
+        return {
+            "rate": self.full_bytes * 8 / self.full_seconds if full else None,
+            "late": self.late / max(1, self.packets),
+            "deepest": round(self.deepest / self.pace) if self.pace else 0,
+            "packets": self.packets,
+            "bytes": self.bytes,
+            "dropped": self.dropped,
+            "lost": self.lost,
+        }
 
 
 class Route:
@@ -100,12 +108,16 @@ class Route:
             self.again += payload
         return False
 
+    def counts(self) -> list[int]:
+        """Return packets, bytes of payload, bytes that were sent again, and dropped packets."""
+        return [self.packets, self.payload, self.again, self.dropped]
+
 
 class Straggler:
     """A process that is stopped, again and again, so that what it computes takes `factor` times as long.
 
-    It may be ended while it is stopped; and ranks are ended by the system when their fork server ends, which the
-    notebook's end is the end of. So none stays stopped for ever, whoever is killed meanwhile.
+    It may be ended while it is stopped; and the system ends ranks with their fork server, which ends
+    with the notebook. So none stays stopped for ever, whatever is killed meanwhile.
     """
 
     def __init__(self, pid: int, factor: float) -> None:
@@ -137,9 +149,10 @@ class Straggler:
         self.go_on()
         os.close(self._handle)
 
-    def seconds(self) -> list[float]:
-        """Return the seconds that it has computed, and those that it was stopped."""
-        return [self.computed - self._began, self.slept]
+    def counts(self) -> list[float | None]:
+        """Return the factor asked and the one reached, and the seconds that it has computed."""
+        computed = self.computed - self._began
+        return [self.factor, 1 + self.slept / computed if computed else None, computed]
 
 
 class Switch:
@@ -147,10 +160,12 @@ class Switch:
 
     def __init__(self, control: socket.socket, plan: dict[str, Any], tuns: list[int]) -> None:
         self.control, self.tuns = control, tuns
-        self.ports = [Port(*each) for each in plan["ports"]]
-        self.ways = {(a, b): Route([self.ports[each] for each in ports]) for a, b, ports in plan["ways"]}
+        self.ports = [Port(*link) for link in plan["ports"]]
+        self.routes: dict[tuple[int, int], Route] = {}
+        for source, target, numbers in plan["routes"]:
+            self.routes[source, target] = Route([self.ports[number] for number in numbers])
         self.due: list[tuple[float, int, int, bytes, Route, float, float, bool]] = []
-        self.number, self.paused_at, self.words = 0, 0.0, b""
+        self.number, self.words = 0, b""
         self.late: deque[float] = deque(maxlen=RECENT)
         self.latest = self.waited = self.breathless = 0.0
         self.began, self.carried, self.breathless_bytes = clock(), 0, 0
@@ -167,10 +182,10 @@ class Switch:
             for straggler in self.stragglers.values():
                 straggler.pace()
                 wait = PACE_SECONDS
-            if self.due and not self.paused_at:
+            if self.due:
                 wait = min(wait, max(0.0, self.due[0][0] - clock()))
             before = clock()
-            ready, _, _ = select.select(ends if not self.paused_at else ends[:1], (), (), wait)
+            ready, _, _ = select.select(ends, (), (), wait)
             now = clock()
             self.waited += now - before
             for end in ready:
@@ -188,21 +203,21 @@ class Switch:
             except BlockingIOError:
                 return
             ipv4 = len(packet) >= _SHORTEST and packet[0] >> 4 == _IPV4
-            way = self.ways.get((source, packet[19] - 1)) if ipv4 else None
-            if way is None:
+            route = self.routes.get((source, packet[19] - 1)) if ipv4 else None
+            if route is None:
                 continue  # To an address that no rank has, or the kernel's own IPv6.
-            passes, now = way.count(packet), clock()
-            if way.cut:
-                way.dropped += 1
+            passes, now = route.count(packet), clock()
+            if route.cut:
+                route.dropped += 1
             else:
-                self._enter(now, 0, packet, way, now, passes)
+                self._enter(now, 0, packet, route, now, passes)
 
     def _pass_on(self) -> None:
         """Send what is due now to its next port, or to its rank."""
         now = clock()
-        while self.due and self.due[0][0] <= now and not self.paused_at:
-            at, _, hop, packet, way, last, left, follows = heapq.heappop(self.due)
-            port, now = way.ports[hop - 1], clock()
+        while self.due and self.due[0][0] <= now:
+            at, _, hop, packet, route, last, left, follows = heapq.heappop(self.due)
+            port, now = route.ports[hop - 1], clock()
             late = now - at
             port.late += late
             if follows:
@@ -210,30 +225,30 @@ class Switch:
                 if left:
                     port.full_seconds += left + late - port.left
             port.left = left + late if left else port.left
-            if hop < len(way.ports):
-                self._enter(at, hop, packet, way, last)
+            if hop < len(route.ports):
+                self._enter(at, hop, packet, route, last)
                 continue
             self.late.append(late)
             self.latest = max(self.latest, late)
             self.carried += len(packet)
-            if way.cut:
-                way.dropped += 1
+            if route.cut:
+                route.dropped += 1
                 continue
             with suppress(OSError):  # The rank has ended, and its device with it; or has no room: TCP sends again.
                 os.write(self.tuns[packet[19] - 1], packet)
 
-    def _enter(self, at: float, hop: int, packet: bytes, way: Route, last: float, passes: bool = False) -> None:
+    def _enter(self, at: float, hop: int, packet: bytes, route: Route, last: float, passes: bool = False) -> None:
         """Queue a packet at a port, from `at` on; its last byte arrives at `last`. It may pass others."""
-        port, size = way.ports[hop], len(packet)
+        port, size = route.ports[hop], len(packet)
         if port.loss and random.random() < port.loss:
             port.lost += 1
-            way.dropped += 1
+            route.dropped += 1
             return
         lasting = size * port.pace
         waits = port.free - at
         if waits > 0 and waits + lasting > port.room:
             port.dropped += 1
-            way.dropped += 1
+            route.dropped += 1
             return
         port.deepest = max(port.deepest, waits)
         start = at if waits < 0 or passes else port.free
@@ -246,10 +261,10 @@ class Switch:
         if port.jitter:
             there = port.last = max(port.last, there + random.random() * port.jitter)  # None overtakes another.
         next_at = there
-        if hop + 1 < len(way.ports):
-            next_at = max(start + port.latency, there - size * way.ports[hop + 1].pace)
+        if hop + 1 < len(route.ports):
+            next_at = max(start + port.latency, there - size * route.ports[hop + 1].pace)
         self.number += 1
-        heapq.heappush(self.due, (next_at, self.number, hop + 1, packet, way, there, 0.0 if passes else end, follows))
+        heapq.heappush(self.due, (next_at, self.number, hop + 1, packet, route, there, 0.0 if passes else end, follows))
 
     def _close_slice(self, now: float) -> None:
         began, waited, carried = self._slice
@@ -269,50 +284,35 @@ class Switch:
             return bool(more)
         return False
 
-    def _carry_out(
-        self, ports: list[Any], cut: list[Any], paused: bool, stragglers: list[tuple[int, float]]
-    ) -> dict[str, Any]:
+    def _carry_out(self, ports: list[Any], cut: list[Any], stragglers: list[tuple[int, float]]) -> dict[str, Any]:
         """Set how the network is to be; return what it has forwarded so far."""
         self._slow_down(dict(stragglers))
-        for port, each in zip(self.ports, ports, strict=True):
-            port.set(*each)
-        for ends, way in self.ways.items():
-            way.cut = list(ends) in cut
-        if paused and not self.paused_at:
-            self.paused_at = clock()
-        elif self.paused_at and not paused:
-            self._go_on(clock() - self.paused_at)
-        late = sorted(self.late)
+        for port, link in zip(self.ports, ports, strict=True):
+            port.set(*link)
+        for ends, route in self.routes.items():
+            route.cut = list(ends) in cut
+        late, seconds = sorted(self.late), clock() - self.began
+        slowed = [[pid, *straggler.counts()] for pid, straggler in self.stragglers.items()]
+        pairs = [[*ends, *route.counts()] for ends, route in self.routes.items()]
         return {
-            "seconds": clock() - self.began,
-            "processor": time.process_time(),
+            "seconds": seconds,
+            "processor": time.process_time() / seconds,
             "late": late[len(late) // 2] if late else 0.0,
             "latest": self.latest,
-            "breathless": self.breathless,
-            "breathless_bytes": self.breathless_bytes,
+            "most": self.breathless_bytes * 8 / self.breathless if self.breathless else None,
             "ports": [port.counts() for port in self.ports],
-            "stragglers": [[pid, each.factor, *each.seconds()] for pid, each in self.stragglers.items()],
-            "pairs": [[*ends, way.packets, way.payload, way.again, way.dropped] for ends, way in self.ways.items()],
+            "stragglers": slowed,
+            "pairs": pairs,
         }
 
     def _slow_down(self, factors: dict[int, float]) -> None:
         """Slow these processes down, each by its factor, and no other."""
-        for pid in [pid for pid, each in self.stragglers.items() if factors.get(pid) != each.factor]:
-            self.stragglers.pop(pid).end()
+        for pid, straggler in list(self.stragglers.items()):
+            if factors.get(pid) != straggler.factor:
+                self.stragglers.pop(pid).end()
         for pid in factors.keys() - self.stragglers:
             with suppress(OSError):  # It has ended.
                 self.stragglers[pid] = Straggler(pid, factors[pid])
-
-    def _go_on(self, seconds: float) -> None:
-        """Move all times on by the length of a pause."""
-        self.paused_at = 0.0
-        self.due = [
-            (at + seconds, n, hop, packet, way, last + seconds, left and left + seconds, follows)
-            for at, n, hop, packet, way, last, left, follows in self.due
-        ]
-        for port in self.ports:
-            port.free, port.last = port.free + seconds, port.last + seconds
-            port.left, port.until = port.left + seconds, port.until + seconds
 
 
 def main() -> None:

@@ -6,18 +6,11 @@ own HTML, which needs neither.
 
 from __future__ import annotations
 
-import sys
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
 from dlearn.errors import optional
-
-
-def in_a_notebook() -> bool:
-    """Return whether a kernel runs this process, so that a page may be shown. A terminal's IPython has none."""
-    ipython = sys.modules.get("IPython")
-    return ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None
 
 
 @cache

@@ -17,11 +17,11 @@ from dlearn.draw.animation import animate
 from dlearn.errors import DlearnError, SetupError
 from dlearn.events.printable import printable
 from dlearn.join.tables.message_table import Message, Messages
-from dlearn.play.bridge import in_a_notebook, player_widget
+from dlearn.play.bridge import player_widget
 from dlearn.play.packing import MOST_NAMES, player_facts
 from dlearn.play.page import Page, frame, name_for, pack
 from dlearn.play.static_frames import MOST_ROWS, static_frame
-from dlearn.shown import count_text
+from dlearn.shown import count_text, in_a_notebook
 from dlearn.trace import Trace
 
 _LANE_PX, _NUMBER_PX = 46, 12

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -22,8 +23,8 @@ from dlearn.events.source import find
 from dlearn.events.writer import note_end
 from dlearn.scripts.live_terminal import live_rows
 from dlearn.scripts.order import Order
-from dlearn.scripts.prompt import held_at_a_prompt
-from dlearn.scripts.wired import wired_run
+from dlearn.scripts.prompt import paused_at_a_prompt
+from dlearn.scripts.wired import WiredRun
 
 USAGE = """\
 usage: dlearn run [the options below, and torchrun's own] (script.py | -m module) [args ...]
@@ -50,7 +51,7 @@ def run(arguments: Sequence[str]) -> int:
         return 0 if arguments else 2
     own, rest = _take_own_options(arguments)
     by_torchrun = rest[0].startswith("-") and rest[0] not in _MODULE
-    names = [each.split("=")[0].replace("_", "-") for each in rest]
+    names = [word.split("=")[0].replace("_", "-") for word in rest]
     several_hosts = by_torchrun and "--nnodes" in names
     if "--hold" in own and (several_hosts or "--live" in own or sys.platform == "win32"):
         raise WrongArguments("dlearn run --hold is for the ranks of one host (without --nnodes), and without --live.")
@@ -74,9 +75,9 @@ def run(arguments: Sequence[str]) -> int:
         status, ended = _run_script(rest, args, own, order)
         _say_what_was_recorded(folder, ended, alone=not by_torchrun)
     finally:
-        for each in made:
+        for new in made:
             with suppress(OSError):  # It holds a trace.
-                each.rmdir()
+                new.rmdir()
     if status < 0:
         _die_by(-status)
     return status
@@ -87,11 +88,11 @@ def _run_script(rest: Sequence[str], args: Any, own: dict[str, str], order: Orde
     folder, wired = Path(order.folder), None
     with ExitStack() as around:
         if "--network" in own:
-            wired = around.enter_context(wired_run(own["--network"], args, folder))
+            wired = around.enter_context(WiredRun(own["--network"], args, folder))
         if "--live" in own:
             around.enter_context(live_rows(folder))
         if "--hold" in own:
-            gate = around.enter_context(held_at_a_prompt(folder)).gate_server.address
+            gate = around.enter_context(paused_at_a_prompt(folder)).gate_server.address
             order = msgspec.structs.replace(order, gate=gate)
         os.environ.update(order.environment())
         status, ended = _python(rest) if args is None else _torchrun(args)
@@ -99,8 +100,6 @@ def _run_script(rest: Sequence[str], args: Any, own: dict[str, str], order: Orde
             wired.note()
     return status, ended
 
-
-# Arguments ------------------------------------------------------------------------------------------------------------
 
 _WITH_VALUE = ("--trace", "--steps", "--hang-after", "--sources", "--network")
 _MODULE = ("-m", "--module")
@@ -111,27 +110,26 @@ _ALONE = ("--graph", "--gather", "--live", "--hold")
 def _take_own_options(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """Return our options, which may stand among torchrun's, and the rest, untouched."""
     own: dict[str, str] = {}
-    rest = list(arguments)
-    index = 0
-    while index < len(rest) and rest[index].startswith("-") and rest[index] not in (*_MODULE, "--"):
-        name, equals, value = rest[index].partition("=")
+    others: list[str] = []
+    words = deque(arguments)
+    while words and words[0].startswith("-") and words[0] not in (*_MODULE, "--"):
+        word = words.popleft()
+        name, equals, value = word.partition("=")
         if name in _ALONE:
             own[name] = ""
-            del rest[index]
         elif name in _WITH_VALUE:
-            if not equals and index + 1 >= len(rest):
+            if not equals and not words:
                 raise WrongArguments(f"dlearn run {name} needs a value; see dlearn run --help.")
-            own[name] = value if equals else rest.pop(index + 1)
-            del rest[index]
+            own[name] = value if equals else words.popleft()
         else:
-            # An option of torchrun's with a value of its own: that is skipped, too.
-            takes_value = not equals and index + 1 < len(rest) and _takes_value(name)
-            index += 2 if takes_value else 1
-    if rest[index : index + 1] == ["--"]:
-        del rest[index]  # The options end here; so they do without it.
-    if index >= len(rest):
+            others.append(word)
+            if not equals and words and _takes_value(name):
+                others.append(words.popleft())
+    if words and words[0] == "--":
+        words.popleft()  # The options end here; so they do without it.
+    if not words:
         raise WrongArguments("dlearn run needs a script, as in dlearn run --nproc-per-node 2 train.py.")
-    return own, rest
+    return own, [*others, *words]
 
 
 def _takes_value(name: str) -> bool:
@@ -140,8 +138,8 @@ def _takes_value(name: str) -> bool:
     from torch.distributed.run import get_args_parser
 
     options = get_args_parser()._option_string_actions
-    meant = [name] if name in options else [each for each in options if each.startswith(name)]
-    return any(options[each].nargs != 0 for each in meant)
+    meant = [name] if name in options else [long for long in options if long.startswith(name)]
+    return any(options[long].nargs != 0 for long in meant)
 
 
 def _arguments_of_torchrun(rest: Sequence[str]) -> Any:
@@ -189,17 +187,14 @@ def _sources(text: str) -> tuple[str, ...]:
 
 
 def _default_folder(rest: Sequence[str]) -> str:
-    name = next((Path(each).stem for each in rest if each.endswith(".py")), "run")
+    name = next((Path(word).stem for word in rest if word.endswith(".py")), "run")
     return f"traces/{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-
-
-# The folder -----------------------------------------------------------------------------------------------------------
 
 
 def _make(folder: Path) -> list[Path]:
     """Make the folder before the job runs. Return the new folders, the innermost first."""
     try:
-        new = [each for each in (folder, *folder.parents) if not each.exists()]
+        new = [path for path in (folder, *folder.parents) if not path.exists()]
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise WrongArguments(f"the folder {folder} cannot be made: {error.strerror}. Give another --trace.") from None
@@ -227,9 +222,6 @@ def _refuse_old_trace(folder: Path, *, several_hosts: bool) -> None:
         raise WrongArguments(f"{holds}; nothing is overwritten. Give another --trace.")
 
 
-# Running --------------------------------------------------------------------------------------------------------------
-
-
 def _python(rest: Sequence[str]) -> tuple[int, dict[int, int]]:
     """Run the script as `python script.py` does. Return its exit status, and how its process ended."""
     if rest[0] in _MODULE:
@@ -238,16 +230,17 @@ def _python(rest: Sequence[str]) -> tuple[int, dict[int, int]]:
         _check_script(rest[0])
     child = subprocess.Popen([sys.executable, *rest])
 
-    def hand_on(number: int, _: Any) -> None:
+    def forward(number: int, _: Any) -> None:
         if number != signal.SIGINT or not _in_front_of_a_terminal():
             child.send_signal(number)
 
-    before = {each: signal.signal(each, hand_on) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    forwarded = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, forward) for number in forwarded}
     try:
         status = child.wait()
     finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     return status, {child.pid: status}
 
 
@@ -275,7 +268,7 @@ def _torchrun(args: Any) -> tuple[int, dict[int, int]]:
     except ChildFailedError as error:
         print(error, file=sys.stderr)
         _, first = error.get_first_failure()
-        return first.exitcode, {each.pid: each.exitcode for each in error.failures.values()}
+        return first.exitcode, {failed.pid: failed.exitcode for failed in error.failures.values()}
     except SignalException as error:
         return -int(error.sigval), {}
     return 0, {}
@@ -288,9 +281,8 @@ def _say_what_was_recorded(folder: Path, ended: dict[int, int], *, alone: bool) 
     try:
         for pid, status in ended.items():
             name = f"{socket.gethostname()}-{pid}"  # A process cannot write how it ended itself.
-            for path in folder.glob(f"{name}*.jsonl"):
-                if path.stem.removeprefix(name)[:1] in ("", "-"):
-                    note_end(path, Exit(status=status))
+            for path in (*folder.glob(f"{name}.jsonl"), *folder.glob(f"{name}-*.jsonl")):
+                note_end(path, Exit(status=status))
         print(summary(folder, alone=alone), file=sys.stderr, flush=True)
     except Exception as error:  # A full disk, a folder that has gone.
         print(f"dlearn: what was recorded in {folder} cannot be told: {error}", file=sys.stderr)

@@ -36,14 +36,14 @@ def live_rows(folder: Path) -> Iterator[None]:
 
 
 def _lines(rows: LiveRows, start: float) -> list[str]:
-    found = rows.lines()
-    return [f"dlearn: {time.monotonic() - start:.0f} s", *found] if found else []
+    lines = rows.lines()
+    return [f"dlearn: {time.monotonic() - start:.0f} s", *lines] if lines else []
 
 
 def _printed(lines: Callable[[], list[str]], over: threading.Event) -> None:
     while not over.wait(PRINTED_AGAIN_SECONDS):
-        if found := lines():
-            print("\n".join(found), file=sys.stderr, flush=True)
+        if shown := lines():
+            print("\n".join(shown), file=sys.stderr, flush=True)
 
 
 def _at_the_foot(lines: Callable[[], list[str]], over: threading.Event) -> None:

@@ -33,7 +33,7 @@ LOOK_SECONDS = 0.2
 SHOW_SECONDS = 2.0  # At most, for ranks that compute: a prompt cannot be interrupted.
 
 
-class HeldScript(PausedJob):
+class PausedScript(PausedJob):
     """The ranks of a script, as many as come."""
 
     def __init__(self, folder: Path) -> None:
@@ -46,13 +46,13 @@ class HeldScript(PausedJob):
 
 
 @contextmanager
-def held_at_a_prompt(folder: Path) -> Iterator[HeldScript]:
+def paused_at_a_prompt(folder: Path) -> Iterator[PausedScript]:
     """Read commands from the standard input while the block lasts; the script has none."""
-    job, over = HeldScript(folder), threading.Event()
-    mine, nothing = os.dup(0), os.open(os.devnull, os.O_RDONLY)
+    job, over = PausedScript(folder), threading.Event()
+    terminal, nothing = os.dup(0), os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-    thread = threading.Thread(target=_serve, args=(job, mine, over), daemon=True, name="dlearn-prompt")
+    thread = threading.Thread(target=_serve, args=(job, terminal, over), daemon=True, name="dlearn-prompt")
     _say("dlearn: this job is held: its calls wait until you let them through; help says how")
     thread.start()
     try:
@@ -63,19 +63,19 @@ def held_at_a_prompt(folder: Path) -> Iterator[HeldScript]:
         over.set()
         job.gate_server.close()
         thread.join()
-        os.dup2(mine, 0)
-        os.close(mine)
+        os.dup2(terminal, 0)
+        os.close(terminal)
 
 
-def _serve(job: HeldScript, mine: int, over: threading.Event) -> None:
-    prompt = "held> " if os.isatty(mine) else ""
+def _serve(job: PausedScript, terminal: int, over: threading.Event) -> None:
+    prompt = "held> " if os.isatty(terminal) else ""
     with job.gate_server.changed:
         while not (job.gate_server.calls or over.is_set()):
             job.gate_server.changed.wait(LOOK_SECONDS)
     if not over.is_set():
         _waiting(job)
     _say(prompt, end="")
-    for line in _lines(mine, over):
+    for line in _lines(terminal, over):
         if line.strip() == "free" or over.is_set():
             break
         if line.strip() == "end":
@@ -92,19 +92,19 @@ def _serve(job: HeldScript, mine: int, over: threading.Event) -> None:
     job.free()
 
 
-def _lines(mine: int, over: threading.Event) -> Iterator[str]:
+def _lines(terminal: int, over: threading.Event) -> Iterator[str]:
     """Yield each line of the input when it is whole, until its end, or that of the job."""
     unfinished, more = b"", b"more"
     while more and not over.is_set():
-        if select.select([mine], (), (), LOOK_SECONDS)[0]:  # A file is always ready.
-            more = os.read(mine, 4096)
+        if select.select([terminal], (), (), LOOK_SECONDS)[0]:  # A file is always ready.
+            more = os.read(terminal, 4096)
             *whole, unfinished = (unfinished + more).split(b"\n")
             for line in whole:
                 yield line.decode(errors="replace")
     yield unfinished.decode(errors="replace")
 
 
-def _obey(job: HeldScript, words: list[str]) -> None:
+def _obey(job: PausedScript, words: list[str]) -> None:
     """Carry out one command. DlearnError if there is no such one, or it cannot be done."""
     match words:
         case []:
@@ -136,7 +136,7 @@ def _count(words: list[str]) -> int:
     return int(text)
 
 
-def _step(job: HeldScript, count: int) -> None:
+def _step(job: PausedScript, count: int) -> None:
     for _ in range(count):
         if (call := job.step(patience=PATIENCE_SECONDS)) is None:
             raise DlearnError("all ranks have ended, or the gate is open.")
@@ -147,7 +147,7 @@ def _reached(call: object) -> None:
     _say(f"waits: {call}" if call is not None else "no such call came; all ranks have ended")
 
 
-def _waiting(job: HeldScript) -> None:
+def _waiting(job: PausedScript) -> None:
     waiting = job.waiting_within(SHOW_SECONDS)
     _say(repr(waiting))
     here = {call.rank for call in waiting}

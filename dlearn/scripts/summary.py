@@ -41,18 +41,18 @@ def summary(folder: Path, *, alone: bool = True) -> str:
 
 
 def _look_at(trace: Trace, shown: str) -> list[str]:
-    told = story(trace)
-    if len(told) > SENTENCES:
-        more = count_text(len(told) - SENTENCES, "more sentence")
-        return [*told[:SENTENCES], f"and {more} in dlearn.explain"]
-    if told:
-        return list(told)
+    sentences = story(trace)
+    if len(sentences) > SENTENCES:
+        more = count_text(len(sentences) - SENTENCES, "more sentence")
+        return [*sentences[:SENTENCES], f"and {more} in dlearn.explain"]
+    if sentences:
+        return list(sentences)
     where = shlex.quote(shown)
     draw = f"in words: dlearn explain {where}; as a picture: dlearn draw timeline {where} -o timeline.svg"
     if not trace.events:
         return []
     lasted = max(event.end_ns or event.start_ns for event in trace.events) - trace.events[0].start_ns
-    rank, waited = max(waiting(trace).items(), key=lambda each: each[1], default=(0, 0))
+    rank, waited = max(waiting(trace).items(), key=lambda pair: pair[1], default=(0, 0))
     if waited <= WORTH_SAYING * lasted:
         return [draw]
     of = f"{time_text(waited)} of {time_text(lasted)}"

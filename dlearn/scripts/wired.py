@@ -1,7 +1,7 @@
 """`dlearn run --network`: torchrun's ranks on a network that was chosen.
 
-A rank goes into a network of its own when its Python starts (site/sitecustomize.py). It asks for its
-seat over a socket file, which leads out of a network namespace, and waits until all are connected.
+A rank enters a network namespace of its own when its Python starts (site/sitecustomize.py). It asks
+for it over a socket's file, which leads out of the namespace, and waits until all are connected.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import socket
 import sys
 import tempfile
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -26,30 +27,42 @@ from dlearn.network.namespace import refusal
 from dlearn.network.plan import Network
 
 VARIABLE = "DLEARN_RUN_NETWORK"
-"""Where a rank asks for its seat: a socket's file."""
+"""Where a rank asks for its namespace: a socket's file."""
 _ANSWER_BYTES = 200
 
 
 class WiredRun:
-    """The network of one run of torchrun here: `with` it, ranks find their seats. Else SetupError."""
+    """The network of one run of torchrun here: `with` it, ranks find their namespaces.
 
-    def __init__(self, asked: Network, ranks: int, folder: Path) -> None:
-        self.network = LiveNetwork(asked, range(ranks))
+    WrongArguments if there can be none for what torchrun will start with these arguments.
+    """
+
+    def __init__(self, words: str, args: Any, folder: Path) -> None:
+        option = "dlearn run --network"
+        if args is None:
+            raise WrongArguments(f"{option} is for ranks that torchrun starts: say --nproc-per-node, too.")
+        if str(args.nnodes) not in ("1", "1:1"):
+            raise WrongArguments(f"{option} is for the ranks of one machine, without --nnodes.")
+        self._ranks, self._trace = int(args.nproc_per_node), folder
+        try:
+            self.network = LiveNetwork(Network.of(words), range(self._ranks))
+        except SetupError as error:
+            raise WrongArguments(f"{option}: {error}") from None
         if refused := refusal():
-            raise SetupError(f"ranks cannot have a network of their own on this machine: {refused}.")
-        self._ranks, self._trace = ranks, folder
+            what = "ranks cannot have a network of their own on this machine"
+            raise WrongArguments(f"{option}: {what}: {refused}.")
         self._switch: SwitchProcess | None = None
-        self._seated: dict[int, tuple[socket.socket, int, int]] = {}
+        self._waiting: dict[int, tuple[socket.socket, int, int]] = {}
         """Rank -> the connection on which it waits, its device, its pid."""
-        self._pids: list[int] = []  # of the ranks that are on the switch
+        self._pids: Sequence[int] = ()  # Of the ranks that are on the switch.
 
     def __enter__(self) -> WiredRun:
         self._folder = tempfile.mkdtemp(prefix="dlearn-net-")
         self._server = socket.socket(socket.AF_UNIX)
-        self._server.bind(os.path.join(self._folder, "seats"))
+        self._server.bind(os.path.join(self._folder, "namespaces"))
         self._server.listen(self._ranks)
         os.environ[VARIABLE] = self._server.getsockname()
-        threading.Thread(target=self._seat_all, name="dlearn-seats", daemon=True).start()
+        threading.Thread(target=self._serve, name="dlearn-namespaces", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -70,20 +83,22 @@ class WiredRun:
                 note_end(path, Switched(asked=str(self.network.asked), sent=sent))
         print(f"dlearn: over {next(carried.paragraphs())}", file=sys.stderr)
 
-    def _seat_all(self) -> None:
+    def _serve(self) -> None:
         with suppress(OSError):  # The server is closed: the run is over.
             while True:
-                asking, _ = self._server.accept()
+                connection, _ = self._server.accept()
                 with suppress(OSError, ValueError):  # A rank that has ended: torchrun reports it.
-                    self._seat(asking)
+                    self._welcome(connection)
 
-    def _seat(self, asking: socket.socket) -> None:
-        seat = {"ranks": self._ranks, "mtu": self.network.packet_bytes, "window": self.network.asked.window_bytes}
-        asking.sendall(json.dumps(seat).encode() + b"\n")
-        answer, devices, _, _ = socket.recv_fds(asking, _ANSWER_BYTES, 1)
+    def _welcome(self, connection: socket.socket) -> None:
+        """Give a rank its namespace, and take its device; after the last, connect them all."""
+        mtu, window = self.network.packet_bytes, self.network.asked.window_bytes
+        namespace = {"ranks": self._ranks, "mtu": mtu, "window": window}
+        connection.sendall(json.dumps(namespace).encode() + b"\n")
+        answer, devices, _, _ = socket.recv_fds(connection, _ANSWER_BYTES, 1)
         rank, pid = json.loads(answer)
-        self._seated[rank] = asking, devices[0], pid
-        if len(self._seated) == self._ranks:
+        self._waiting[rank] = connection, devices[0], pid
+        if len(self._waiting) == self._ranks:
             self._connect()
 
     def _connect(self) -> None:
@@ -91,29 +106,18 @@ class WiredRun:
         if self._switch is not None:
             self.note()
             self._switch.close()
-        seated = [self._seated.pop(rank) for rank in range(self._ranks)]
-        self._pids = pids = [pid for _, _, pid in seated]
-        self._switch = self.network.connect([device for _, device, _ in seated], pids, lambda: _end(pids))
-        for asking, device, _ in seated:
+        waiting = [self._waiting.pop(rank) for rank in range(self._ranks)]
+        connections, devices, pids = zip(*waiting, strict=True)
+        self._pids = pids
+        self._switch = self.network.connect(devices, pids, lambda: _end(pids))
+        for connection, device in zip(connections, devices, strict=True):
             os.close(device)
-            asking.sendall(b"go")
-            asking.close()
+            connection.sendall(b"go")
+            connection.close()
 
 
-def _end(pids: list[int]) -> None:
+def _end(pids: Sequence[int]) -> None:
     print("dlearn: the ranks lost their network: the switch has ended.", file=sys.stderr)
     for pid in pids:
         with suppress(OSError):
             os.kill(pid, signal.SIGTERM)
-
-
-def wired_run(words: str, args: Any, folder: Path) -> WiredRun:
-    """Make the network for what torchrun will start with these arguments. WrongArguments if there can be none."""
-    if args is None:
-        raise WrongArguments("dlearn run --network is for ranks that torchrun starts: say --nproc-per-node, too.")
-    if str(args.nnodes) not in ("1", "1:1"):
-        raise WrongArguments("dlearn run --network is for the ranks of one machine, without --nnodes.")
-    try:
-        return WiredRun(Network.of(words), int(args.nproc_per_node), folder)
-    except SetupError as error:
-        raise WrongArguments(f"dlearn run --network: {error}") from None

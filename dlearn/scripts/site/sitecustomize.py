@@ -29,7 +29,7 @@ class AfterTorch(MetaPathFinder):
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name not in ("torch", "dlearn.recorder") or name in (*self.under_way, self.asking):
             return None
-        # Whoever asks may only want to know whether there is a torch, and import it later.
+        # A program may only look whether there is a torch, and import it later.
         self.asking = name
         spec = importlib.util.find_spec(name)
         self.asking = ""
@@ -40,7 +40,7 @@ class AfterTorch(MetaPathFinder):
         def exec_module(module: ModuleType) -> None:
             self.under_way += (name,)
             run(module)
-            self.under_way = tuple(each for each in self.under_way if each != name)
+            self.under_way = tuple(other for other in self.under_way if other != name)
             if not self.under_way:
                 sys.meta_path.remove(self)
                 attach()
@@ -59,7 +59,7 @@ def attach() -> None:
     attach()
 
 
-def take_seat(seats: str) -> None:
+def enter_network(server: str) -> None:
     """Go into a network of its own, hand over its device, and wait until all ranks have."""
     path = os.path.join(os.path.dirname(os.path.dirname(_HERE)), "network", "namespace.py")
     spec = importlib.util.spec_from_file_location("dlearn_namespace", path)
@@ -68,13 +68,13 @@ def take_seat(seats: str) -> None:
     namespace = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(namespace)
     rank = int(os.environ["RANK"])
-    with socket.socket(socket.AF_UNIX) as way:
-        way.connect(seats)
-        seat = json.loads(way.makefile("rb", 0).readline())
-        device = namespace.enter(namespace.NetworkNamespace(rank, **seat))
-        socket.send_fds(way, [json.dumps([rank, os.getpid()]).encode()], [device])
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(server)
+        facts = json.loads(connection.makefile("rb", 0).readline())
+        device = namespace.enter(namespace.NetworkNamespace(rank, **facts))
+        socket.send_fds(connection, [json.dumps([rank, os.getpid()]).encode()], [device])
         os.close(device)
-        if not way.recv(2):
+        if not connection.recv(2):
             raise ConnectionError("dlearn run has ended")
     interfaces = dict.fromkeys(("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"), namespace.DEVICE)
     # The agent's store is on loopback, which is another one here: rank 0 has one of its own.
@@ -97,7 +97,7 @@ def give_way() -> None:
 
 if "DLEARN_RUN_NETWORK" in os.environ and is_rank():
     try:
-        take_seat(os.environ["DLEARN_RUN_NETWORK"])
+        enter_network(os.environ["DLEARN_RUN_NETWORK"])
     except Exception as error:  # Python would go on without: on the machine's own network, and say nothing of it.
         print(f"dlearn: this rank found no network: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         os._exit(1)

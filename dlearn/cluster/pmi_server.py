@@ -2,7 +2,7 @@
 
 A process of MPICH's asks its manager, through an open descriptor (PMI_FD), what its job is called,
 and when all have come (PMI 1: wiki.mpich.org, "PMI v1 Wire Protocol"). Here ranks of the fork server
-get such a descriptor with their first call (mpi_slot.py), and load no torch anew. No port is opened.
+get such a descriptor with their first call (pmi_client.py), and load no torch anew. No port is opened.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import secrets
-import selectors
 import signal
 import socket
 import sys
@@ -18,10 +17,13 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
+from multiprocessing.connection import wait
 from pathlib import Path
+from typing import Any
 
 from dlearn.cluster import warm_pool
 from dlearn.cluster.rank_process import RankGroup, RankProcess
+from dlearn.cluster.this_host import cores
 from dlearn.errors import not_installed
 
 LINE_BYTES = 4096
@@ -41,15 +43,15 @@ def find_mpi() -> None:
 
 
 def start_mpi(count: int) -> list[RankProcess]:
-    """Start ranks with a slot each in one MPI job, which they join with their first call."""
+    """Start the ranks of one MPI job, which they join with their first call."""
     _warn_of_cores(count)
     ranks = warm_pool.take(count)
-    MpiJob(ranks)
+    PmiServer(ranks)
     return ranks
 
 
-class MpiJob(RankGroup):
-    """The manager of one MPI job. Ranks that call Abort are ended here."""
+class PmiServer(RankGroup):
+    """The process manager of one MPI job. Ranks that call Abort are ended here."""
 
     def __init__(self, ranks: Sequence[RankProcess]) -> None:
         # MPICH names what the ranks share by it: no other job may be called the same.
@@ -77,19 +79,19 @@ class MpiJob(RankGroup):
                 path.unlink(missing_ok=True)
 
     def _serve(self) -> None:
-        with selectors.DefaultSelector() as waiting:
-            for rank, end in enumerate(self._ends):
-                waiting.register(end, selectors.EVENT_READ, rank)
-            while waiting.get_map():
-                for key, _ in waiting.select():
-                    end, lines = self._ends[key.data], b""
-                    with suppress(ConnectionResetError):
-                        lines = end.recv(LINE_BYTES)
-                    for line in lines.decode().splitlines():
-                        self._answer(key.data, dict(word.partition("=")[::2] for word in line.split()))
-                    if not lines:  # The rank has ended.
-                        waiting.unregister(end)
-                        end.close()
+        rank_of = {end: rank for rank, end in enumerate(self._ends)}
+        while rank_of:
+            ready: list[Any] = wait(list(rank_of))
+            for end in ready:
+                lines = b""
+                with suppress(ConnectionResetError):
+                    lines = end.recv(LINE_BYTES)
+                for line in lines.decode().splitlines():
+                    fields = dict(word.partition("=")[::2] for word in line.split())
+                    self._answer(rank_of[end], fields)
+                if not lines:  # The rank has ended.
+                    del rank_of[end]
+                    end.close()
 
     def _answer(self, rank: int, asked: dict[str, str]) -> None:
         match asked.get("cmd", ""):
@@ -133,11 +135,9 @@ def memory_name(job: str) -> str:
 @cache
 def _warn_of_cores(ranks: int) -> None:
     """Say once that more ranks than cores are slow here for another reason than elsewhere."""
-    usable = hasattr(os, "sched_getaffinity")
-    cores = len(os.sched_getaffinity(0)) if usable else os.cpu_count() or 1
-    if ranks > cores:
+    if ranks > cores():
         print(
-            f"dlearn: {ranks} MPI ranks on {cores} cores. MPICH waits by asking again and again: inside calls of mpi4py"
-            " a rank that waits takes time from those that work.",
+            f"dlearn: {ranks} MPI ranks on {cores()} cores. MPICH waits by asking again and again:"
+            " inside calls of mpi4py a rank that waits takes time from those that work.",
             file=sys.stderr,
         )

@@ -1,4 +1,4 @@
-"""A rank's slot in an MPI job: it joins with its first call, and leaves when it ends in order."""
+"""A rank as a client of PMI: it joins its MPI job with its first call, and leaves it when it ends in order."""
 
 from __future__ import annotations
 
