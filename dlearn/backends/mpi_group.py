@@ -93,7 +93,7 @@ class MpiGroup(QueuedGroup):
         """Queue a call that calculates (`op`) with numbers, or moves bytes: of each rank so many."""
         check_root(root or 0, self.size())
         recorder.hold(name, self, inputs)
-        more = [each for each in (_OPERATIONS.get(op), root) if each is not None]
+        more = [fact for fact in (_OPERATIONS.get(op), root) if fact is not None]
 
         def work() -> None:
             given, into = one_row(inputs), room_for(outputs)
@@ -145,18 +145,18 @@ class MpiGroup(QueuedGroup):
 
     def broadcast(self, tensors: Tensors, options: Any) -> Work:  # type: ignore[override]
         only(tensors)
-        mine = self.rank() == options.rootRank
+        is_root = self.rank() == options.rootRank
 
         def begin(given: Any, into: Any, root: int) -> MPI.Request:
-            return self._comm.Ibcast(given if mine else into, root)
+            return self._comm.Ibcast(given if is_root else into, root)
 
-        given, into = (tensors, []) if mine else ([], tensors)
+        given, into = (tensors, []) if is_root else ([], tensors)
         return self._call("broadcast", begin, given, into, root=options.rootRank, result=tensors)
 
-    def _gather_list(self, into: Tensors, mine: torch.Tensor) -> Work:
+    def _gather_list(self, into: Tensors, tensor: torch.Tensor) -> Work:
         """Gather tensors that may differ in size."""
         call, sizes = self._comm.Iallgatherv, bytes_each(into)
-        return self._call("all_gather", call, [mine], into, room_bytes=sizes, result=[into])
+        return self._call("all_gather", call, [tensor], into, room_bytes=sizes, result=[into])
 
     def all_gather_single(self, output: Any, input: Any, options: Any = None, name: str = "") -> Work:
         check_sizes(output, input, self.size())

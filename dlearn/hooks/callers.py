@@ -1,9 +1,9 @@
-"""The caller of an operation: phase, call site, and DDP's part in it are all read off the Python stack, at the call.
+"""The caller of an operation: phase, call site and DDP's part in it, read off the Python stack.
 
-The alternative is a hook on every module, every optimizer and the autograd engine, and a state that goes wrong
-when one of them raises. The stack knows already: a call made below `Module.__call__` is in the forward pass, one made
-right below the autograd engine was made by C++ (DDP's reducer). A walk costs a few microseconds, and only where
-something is sent.
+The alternative, a hook on every module, every optimizer and the autograd engine, has a state that
+goes wrong when one of them raises. On the stack, a call below `Module.__call__` is in the forward
+pass, and one right below the autograd engine was made by C++ (DDP's reducer). A walk costs a few
+microseconds, and only where something is sent.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def _bucket_of(called_by_cpp: FrameType | None) -> int | None:
     values = called_by_cpp.f_locals
     power_sgd = called_by_cpp.f_code.co_filename == _POWER_SGD
     known = values.get("bucket_index") if power_sgd else None
-    return next((each.index() for each in values.values() if isinstance(each, GradBucket)), known)
+    return next((value.index() for value in values.values() if isinstance(value, GradBucket)), known)
 
 
 def _make_note(code: CodeType) -> _Note:
@@ -214,7 +214,7 @@ def _known() -> dict[int, _Note]:
         # Torch wraps some of these for logging and deprecation; what runs below is the innermost.
         code: CodeType = inspect.unwrap(function).__code__
         notes.append(_Note(code, phase, role))
-    return {id(each.code): each for each in notes}
+    return {id(note.code): note for note in notes}
 
 
 _notes: dict[int, _Note] = _known()

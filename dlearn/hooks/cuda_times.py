@@ -1,16 +1,16 @@
-"""The times at which a GPU ran what the CPU launched: CUDA events around collectives, phases and gradients.
+"""The times at which a GPU ran what the CPU launched: CUDA events around collectives and phases.
 
-Of NCCL a call returns, and its future completes, when the kernel is queued: what the host sees is no end. An event that
-is recorded on a stream is passed by the GPU when all before it is done, and two events tell the time between them.
+A call of NCCL returns, and its future completes, when the kernel is queued: the host sees no end.
+A GPU passes an event when all work before it on the stream is done; two events give a duration.
 
-Where they go: the start on the caller's stream, from which on the operation can run. The end on the caller's stream,
-too, where the operation ran there (`async_op=False`: no Work comes back), else behind the Work's future. Torch
-completes that at once, with an event of its own on NCCL's stream; whoever waits for it makes his *stream* wait, not his
-thread (ATen/core/ivalue_inl.h, `synchronizeWithCurrentStreams`). In a callback of the future torch would take the next
-stream of its pool for that, which may be one that the program uses: NCCL would hold it up. So a stream of our own
-waits, one for each process group, of a priority that hardly anybody asks for.
+The start is an event on the caller's stream. So is the end, if the operation ran on that stream
+(`async_op=False` returns no Work). Otherwise the end is an event behind the Work's future, on a
+stream of our own for each process group. Torch completes the future at once with an event on NCCL's
+stream, so waiting for it blocks a stream and no thread (ATen/core/ivalue_inl.h,
+`synchronizeWithCurrentStreams`). A callback of the future would block a stream of torch's pool,
+which the program may use.
 
-A guest: nothing waits for the GPU here. Events are looked at (`query`) when the next ones are made, and what the GPU
+A guest: nothing waits for the GPU. Events are queried when the next ones are made, and what the GPU
 has not passed at the end of the recording stays unknown. Run on one GPU so far.
 """
 
@@ -136,7 +136,7 @@ class CudaTimes:
             return last
         self._due_ns[device] = self._clock() + READ_AGAIN_NS
         looks = [self._look_at_clock(self._stream(device, "")) for _ in range(ROUNDS)]
-        event, before, after = min(looks, key=lambda each: each[2] - each[1])
+        event, before, after = min(looks, key=lambda look: look[2] - look[1])
         if after - before > PATIENCE_NS:
             return last
         since = 0 if last is None else last.device_ns + int(last.event.elapsed_time(event) * 1e6)

@@ -18,10 +18,16 @@ import time
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
+from traceback import walk_stack
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._C._distributed_rpc import (
+    _get_current_rpc_agent,
+    _is_current_rpc_agent_set,
+    _set_rpc_timeout,
+)
 from torch.autograd import graph as autograd_graph
 from torch.distributed import distributed_c10d, rpc
 from torch.distributed.rpc import internal
@@ -125,9 +131,9 @@ class Gate:
         if line == b"open\n":
             self._open_up()
         elif line.startswith(b"?"):
-            found = activity(function_over=self._function_over)
+            doing = activity(function_over=self._function_over)
             with self._sending:
-                self._send({"asked": int(line[1:])} | found)
+                self._send({"asked": int(line[1:])} | doing)
         else:
             self._waiting.pop(int(line)).set()
 
@@ -150,8 +156,6 @@ def _rank_and_size() -> tuple[int, int]:
     """Return this process's rank and the number of ranks, by its process group, else by RPC."""
     if distributed_c10d.is_initialized():
         return distributed_c10d.get_rank(), distributed_c10d.get_world_size()
-    from torch._C._distributed_rpc import _get_current_rpc_agent
-
     return rpc.get_worker_info().id, len(_get_current_rpc_agent().get_worker_infos())
 
 
@@ -162,11 +166,8 @@ def forget_timeouts() -> None:
 
 def forget_rpc_timeout() -> None:
     """Let calls by RPC wait for paused ranks for ever."""
-    if rpc.is_available():
-        from torch._C._distributed_rpc import _is_current_rpc_agent_set, _set_rpc_timeout
-
-        if _is_current_rpc_agent_set():
-            _set_rpc_timeout(0)  # For ever.
+    if _is_current_rpc_agent_set():
+        _set_rpc_timeout(0)  # For ever.
 
 
 def meet(address: str, rank: int, size: int, emit: Host) -> None:
@@ -247,11 +248,9 @@ def _computes(frame: FrameType) -> bool:
     return frame.f_code is not _ENGINE and not frame.f_code.co_filename.startswith(_WAITS)
 
 
-def _is_handler(frame: FrameType | None) -> bool:
+def _is_handler(innermost: FrameType) -> bool:
     """Return whether a thread runs a function that another rank called by RPC."""
-    while frame is not None and frame.f_code is not _HANDLER:
-        frame = frame.f_back
-    return frame is not None
+    return any(frame.f_code is _HANDLER for frame, _ in walk_stack(innermost))
 
 
 def _active_ns() -> int:

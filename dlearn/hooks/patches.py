@@ -35,10 +35,6 @@ class Patches(ExitStack):
         setattr(owner, name, after)
         self.callback(setattr, owner, name, before)
 
-    def put(self, owner: Any, name: str, value: Any) -> None:
-        """Replace `owner.name` by this value."""
-        self.replace(owner, name, lambda _: value)
-
     def wrap(self, owner: Any, name: str, call: Callable[..., Any]) -> None:
         """Replace `owner.name` by a function that gives `call` the original and its arguments."""
 

@@ -11,6 +11,7 @@ from statistics import quantiles
 from typing import TYPE_CHECKING, NamedTuple
 
 from matplotlib.lines import Line2D
+from matplotlib.ticker import EngFormatter
 
 from dlearn.analysis.costs.bandwidth import speed_text
 from dlearn.draw import canvas
@@ -200,8 +201,8 @@ def label_axes(ax: Axes, panels: Sequence[Axes], curves: CostCurves) -> None:
     """Give all panels the same decades; name them only at the left and below."""
     bottom = min(panel.get_ylim()[0] for panel in panels)
     top = max(panel.get_ylim()[1] for panel in panels) * _HEADROOM
-    sizes = _decades(curves.left, curves.right, ("B", "kB", "MB", "GB"), shift=0)
-    times = _decades(bottom, top, ("ns", "µs", "ms", "s"), shift=9)
+    sizes = _decades(curves.left, curves.right, EngFormatter("B"))
+    times = _decades(bottom, top, EngFormatter("s"))
     columns = min(2, len(panels))
     across = canvas.points(ax, 0.95 / columns, along="x") / math.log10(curves.right / curves.left)
     up = canvas.points(ax, 0.92 / math.ceil(len(panels) / 2), along="y") / math.log10(top / bottom)
@@ -220,13 +221,10 @@ def label_axes(ax: Axes, panels: Sequence[Axes], curves: CostCurves) -> None:
     panels[0].set_ylabel("time of one all-reduce", fontsize=TEXT_PT, color=INK)
 
 
-def _decades(low: float, high: float, units: Sequence[str], *, shift: int) -> dict[float, str]:
-    """Return the powers of ten and their names, "10 kB" or "100 µs"; `shift` is the power of the first unit."""
-    names = {}
-    for power in range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1):
-        unit = min(max((power + shift) // 3, 0), len(units) - 1)
-        names[10.0**power] = f"{10.0 ** (power + shift - 3 * unit):,g} {units[unit]}"
-    return names
+def _decades(low: float, high: float, text: EngFormatter) -> dict[float, str]:
+    """Return the powers of ten between these and their names, "10 kB" or "100 µs"."""
+    powers = range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1)
+    return {10.0**power: text(10.0**power) for power in powers}
 
 
 def legend(curves: CostCurves) -> list[Line2D]:

@@ -161,11 +161,11 @@ class BareList:
             each -= LR * part
 
 
-GateServer = WholeModel | BareList
+Keeper = WholeModel | BareList
 """The state of a server."""
 
 
-def gathered(steps: int, keeper: Callable[[], GateServer] = WholeModel, slow_ms: float = 0) -> Outcome:
+def gathered(steps: int, keeper: Callable[[], Keeper] = WholeModel, slow_ms: float = 0) -> Outcome:
     """Train: the server broadcasts the parameters, waits for all gradients and averages them."""
     if dist.get_rank() == 0:
         return gather_and_step(steps, keeper())
@@ -184,7 +184,7 @@ def gathered(steps: int, keeper: Callable[[], GateServer] = WholeModel, slow_ms:
     return Outcome()
 
 
-def gather_and_step(steps: int, keeper: GateServer) -> Outcome:
+def gather_and_step(steps: int, keeper: Keeper) -> Outcome:
     """Run the server's side."""
     log: list[Update] = []
     nothing = torch.zeros(P + 2, dtype=torch.float64)  # torch asks the server for a part, too

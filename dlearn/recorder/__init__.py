@@ -9,31 +9,27 @@ from __future__ import annotations
 import atexit
 import os
 import socket
-import sys
 import time
 from collections.abc import Callable, Container, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
 from torch._C._distributed_c10d import ProcessGroup
-from torch.distributed import distributed_c10d
 
 from dlearn.errors import TraceError
 from dlearn.events.event import FORMAT, Header
 from dlearn.events.options import Measure, Options
 from dlearn.events.store import read
-from dlearn.hooks import gate
+from dlearn.hooks.c10d.collectives import hold as hold
 from dlearn.hooks.c10d.collectives import note_collective, note_p2p
 from dlearn.hooks.mpi.mpi_hook import unrecorded as unrecorded
 from dlearn.hooks.network.clock import clock_name, job_of_process
 from dlearn.hooks.patches import ended
 from dlearn.recorder.recording import OUTSIDE, Recording
 from dlearn.version import __version__
-
-Ended = Callable[..., None]
 
 _active: Recording | None = None
 _followed: Header | None = None
@@ -108,7 +104,6 @@ def operation(
     What is sent inside `with operation(...):`, on whatever thread, is its steps; it ends there. Python process groups
     do not pass torch's dispatcher, where the others are seen. `splits` are the bytes for each rank, where they differ.
     """
-
     recording, number = _noted(op, note_collective, group, tensors, outputs, root=root, splits=splits)
     return nullcontext() if recording is None else _inside(recording, number)
 
@@ -123,7 +118,7 @@ def _inside(recording: Recording, number: int) -> Iterator[None]:
             recording.leave(number)
 
 
-def posted(op: str, group: ProcessGroup, tensor: torch.Tensor, *, peer: int | None, tag: int) -> Ended:
+def posted(op: str, group: ProcessGroup, tensor: torch.Tensor, *, peer: int | None, tag: int) -> Callable[..., None]:
     """Report a "send" or "recv" that a Python process group carries out itself, and starts now.
 
     `peer` is a rank of the group; None receives from any. Return a function that reports the end
@@ -131,13 +126,6 @@ def posted(op: str, group: ProcessGroup, tensor: torch.Tensor, *, peer: int | No
     """
     recording, number = _noted(op, note_p2p, group, tensor, peer, tag)
     return recording.posted(number) if recording is not None else lambda **_: None
-
-
-def hold(op: str, group: ProcessGroup, tensors: Sequence[torch.Tensor], *, peer: int | None = None) -> None:
-    """Wait in a paused job until this call may be made. `peer` is a rank of the group."""
-    if gate.current is not None:
-        to = distributed_c10d.get_global_rank(group, peer) if peer is not None else None
-        gate.current.wait(op, to, sum(each.numel() * each.element_size() for each in tensors))
 
 
 def _noted(
@@ -178,16 +166,12 @@ def start(
     if _active is not None:
         raise TraceError("this process is being recorded already: end the other recording first.")
     path = _file_of(folder, header)
-    if not follow:
+    if follow:
+        path = own_path(path)
+    else:
         refuse_other_traces(folder, header)
-    _active = Recording(
-        own_path(path) if follow else path,
-        header,
-        options or Options(),
-        sorted_stderr=sorted_stderr,
-        alone=alone,
-        lazy=lazy,
-    )
+    facts = {"sorted_stderr": sorted_stderr, "alone": alone, "lazy": lazy}
+    _active = Recording(path, header, options or Options(), **facts)
     _followed = header if follow else None
     atexit.register(_active.stop)
     _active.undo.callback(_forget, _active)
@@ -290,11 +274,11 @@ def _may_be_one_job(path: Path, other: Header, header: Header) -> bool:
 
 
 def _runs(pid: int) -> bool:
-    """Return whether there is such a process on this host, as far as the system says."""
-    with suppress(PermissionError):
-        try:
-            if sys.platform != "win32":  # There a signal, even 0, is no question.
-                os.kill(pid, 0)
-        except ProcessLookupError:
-            return False
+    """Return whether there is such a process on this host."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True  # It is another user's.
+    except ProcessLookupError:
+        return False
     return True

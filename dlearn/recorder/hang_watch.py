@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from types import FrameType
+from traceback import walk_stack
 
 from dlearn.errors import TraceError
 from dlearn.events.event import PointToPoint
@@ -78,12 +78,12 @@ class HangWatch:
         me = next((process.rank for process in trace.processes if process.path.name == self._path.name), None)
         waits = _waits_for_a_work()
         # A send or a receive that the program does not wait for has no end that could be seen: no hang.
-        found = [
+        current = [
             hang
             for hang in hangs(trace)
             if waits or me not in hang.waiting or not isinstance(hang.operation.ends[0], PointToPoint)
         ]
-        for speaker, sentence, _ in report(found, trace):
+        for speaker, sentence, _ in report(current, trace):
             if speaker == me:
                 start = "\ndlearn" if sys.stderr.isatty() else "dlearn"  # A bar of progress may stand in the open line.
                 print(f"{start}: nothing has happened for {seconds:.0f} s: {sentence}.", file=sys.stderr, flush=True)
@@ -91,10 +91,8 @@ class HangWatch:
 
 def _waits_for_a_work() -> bool:
     """Return whether a thread is inside `Work.wait`, where sends and receives wait."""
-    for frame in sys._current_frames().values():
-        caller: FrameType | None = frame
-        while caller is not None:
-            if caller.f_code.co_name == "wait" and caller.f_code.co_filename == works.__file__:
+    for innermost in sys._current_frames().values():
+        for frame, _ in walk_stack(innermost):
+            if frame.f_code.co_name == "wait" and frame.f_code.co_filename == works.__file__:
                 return True
-            caller = caller.f_back
     return False

@@ -34,11 +34,10 @@ from dlearn.events.mpi_facts import ANY_TAG
 from dlearn.events.options import Options
 from dlearn.events.source import Source, describe, find
 from dlearn.events.writer import Writer
-from dlearn.hooks import gate
-from dlearn.hooks.c10d import collectives, group_watch
+from dlearn.hooks import ddp, gate
+from dlearn.hooks.c10d import collectives
 from dlearn.hooks.c10d.groups import Groups
 from dlearn.hooks.cuda_times import CudaTimes
-from dlearn.hooks.ddp import ddp
 from dlearn.hooks.host import Host
 from dlearn.hooks.mpi import mpi_hook
 from dlearn.hooks.network.clock import ClockServer, gather
@@ -49,7 +48,7 @@ from dlearn.hooks.rpc.rpc_agent_log import AgentLog
 from dlearn.recorder.hang_watch import HangWatch
 
 OWN = (
-    collectives.install, ddp.install, mpi_hook.install, rpc_hook.install, group_watch.install,
+    collectives.install, ddp.install, mpi_hook.install, rpc_hook.install, collectives.install_groups,
     ddp.install_steps,
 )  # fmt: skip
 """dlearn's own recorders, in this order. One for another library: docs/new-recorder.md."""

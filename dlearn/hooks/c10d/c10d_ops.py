@@ -6,7 +6,6 @@ import ctypes
 import math
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -17,70 +16,58 @@ from torch._C._distributed_c10d import Work
 from dlearn.events.event import TensorInfo
 from dlearn.hooks.private import unfit
 
-
-@dataclass(frozen=True)
-class Op:
-    """One c10d op: its name at the dispatcher and in `torch.distributed`, and the names of its arguments."""
-
-    schema: str
-    name: str
-    gives: str = ""
-    gets: str = ""
-    group: str = "process_group"
-    new: bool = False
-    """Whether only the newest versions of torch have it."""
-
-
-COLLECTIVES = (
-    Op("allreduce_", "all_reduce", gives="tensors"),
-    Op("allreduce_coalesced_", "all_reduce_coalesced", gives="tensors"),
-    Op("broadcast_", "broadcast", gives="tensors"),
-    Op("reduce_", "reduce", gives="tensors"),
-    Op("allgather_", "all_gather", gives="input_tensors", gets="output_tensors"),
-    Op("_allgather_base_", "all_gather_single", gives="input_tensor", gets="output_tensor"),
-    Op("allgather_coalesced_", "all_gather_coalesced", gives="input_list", gets="output_lists"),
-    Op("allgather_into_tensor_coalesced_", "all_gather_single_coalesced", gives="inputs", gets="outputs"),
-    Op("reduce_scatter_", "reduce_scatter", gives="input_tensors", gets="output_tensors"),
-    Op("_reduce_scatter_base_", "reduce_scatter_single", gives="input_tensor", gets="output_tensor"),
-    Op("reduce_scatter_tensor_coalesced_", "reduce_scatter_single_coalesced", gives="inputs", gets="outputs"),
-    Op("gather_", "gather", gives="input_tensors", gets="output_tensors"),
-    Op("gather_into_tensor_", "gather_single", gives="input_tensor", gets="output_tensor", new=True),
-    Op("scatter_", "scatter", gives="input_tensors", gets="output_tensors"),
-    Op("alltoall_", "all_to_all", gives="input_tensors", gets="output_tensors"),
-    Op("alltoall_base_", "all_to_all_single", gives="input", gets="output"),
-    Op("barrier", "barrier"),
-    Op("monitored_barrier_", "monitored_barrier"),
-)
-POINT_TO_POINT = (
-    Op("send", "send", gives="tensors"),
-    Op("recv_", "recv", gives="tensors"),
-    Op("recv_any_source_", "recv", gives="tensors"),
-)
-ALL = [op for op in (*COLLECTIVES, *POINT_TO_POINT) if not op.new or hasattr(torch.ops.c10d, op.schema)]
-"""The ops that the installed torch should have."""
+NAMES = {
+    "allreduce_": "all_reduce",
+    "allreduce_coalesced_": "all_reduce_coalesced",
+    "broadcast_": "broadcast",
+    "reduce_": "reduce",
+    "allgather_": "all_gather",
+    "_allgather_base_": "all_gather_single",
+    "allgather_coalesced_": "all_gather_coalesced",
+    "allgather_into_tensor_coalesced_": "all_gather_single_coalesced",
+    "reduce_scatter_": "reduce_scatter",
+    "_reduce_scatter_base_": "reduce_scatter_single",
+    "reduce_scatter_tensor_coalesced_": "reduce_scatter_single_coalesced",
+    "gather_": "gather",
+    "gather_into_tensor_": "gather_single",
+    "scatter_": "scatter",
+    "alltoall_": "all_to_all",
+    "alltoall_base_": "all_to_all_single",
+    "barrier": "barrier",
+    "monitored_barrier_": "monitored_barrier",
+    "send": "send",
+    "recv_": "recv",
+    "recv_any_source_": "recv",
+}
+"""An op's name at the dispatcher, and in `torch.distributed`."""
+if not hasattr(torch.ops.c10d, "gather_into_tensor_"):  # Only the newest versions of torch have it.
+    del NAMES["gather_into_tensor_"]
 
 
 class Signature:
     """Where an op's arguments and its Work stand, read from the schema of the installed torch."""
 
-    def __init__(self, op: Op) -> None:
-        packet = getattr(torch.ops.c10d, op.schema, None)
+    def __init__(self, schema: str) -> None:
+        packet = getattr(torch.ops.c10d, schema, None)
         if packet is None:
-            raise unfit(f"it has no op c10d::{op.schema}")
+            raise unfit(f"it has no op c10d::{schema}")
         overload = packet.default
-        names = [argument.name for argument in overload._schema.arguments]
-        for name in (op.gives, op.gets, op.group):
-            if name and name not in names:
-                raise unfit(f"its c10d::{op.schema} has no argument {name!r}")
-        index = {name: number for number, name in enumerate(names)}
-        self.op = op
-        self.group = index[op.group]
-        self.gives, self.gets = index.get(op.gives), index.get(op.gets)
+        self.name = NAMES[schema]
+        arguments = overload._schema.arguments
+        index = {argument.name: number for number, argument in enumerate(arguments)}
+        data = [argument.name for argument in arguments if "Tensor" in str(argument.type)]
+        gives = (index[name] for name in data if name.startswith(("tensors", "input")))
+        gets = (index[name] for name in data if name.startswith("output"))
+        self.gives, self.gets = next(gives, None), next(gets, None)
+        is_known = "tensors" in index or "barrier" in schema or None not in (self.gives, self.gets)
+        if not is_known or "process_group" not in index:
+            raise unfit(f"its c10d::{schema} has other arguments: {', '.join(index)}")
+        self.group = index["process_group"]
         self.root, self.peer = index.get("root_rank"), index.get("dst", index.get("src"))
-        self.tag = index.get("tag", -1)
+        self.tag, self.is_p2p = index.get("tag", -1), "tag" in index
         self.splits, self._async_op = index.get("input_split_sizes"), index.get("async_op")
         self.redispatch = overload._handle.redispatch_boxed
-        returns = [str(each.type).endswith("c10d.Work") for each in overload._schema.returns]
+        returns = [str(value.type).endswith("c10d.Work") for value in overload._schema.returns]
         self._returns = len(returns)
         self.work = returns.index(True) if True in returns else None
 
@@ -99,6 +86,15 @@ class Signature:
                 return tensor.is_meta
         return False
 
+    def split_bytes(self, args: tuple[Any, ...]) -> tuple[int, ...]:
+        """Return the bytes for each group rank, of an all-to-all that is given sizes."""
+        rows = args[self.splits] if self.splits is not None and self.splits < len(args) else ()
+        if not rows or self.gives is None:
+            return ()
+        (tensor,) = tensors_of(args, self.gives)
+        row_bytes = tensor.element_size() * math.prod(tensor.shape[1:])
+        return tuple(int(count) * row_bytes for count in rows)
+
     def waits_at_once(self, args: tuple[Any, ...]) -> bool:
         """Return whether the caller waits for the Work before it does anything else: `async_op=False`."""
         # An argument that equals its default is not passed on, and this one's is True.
@@ -112,17 +108,6 @@ class Signature:
         return Work.unbox(result if self._returns == 1 else result[self.work])
 
 
-def split_bytes(args: tuple[Any, ...], signature: Signature) -> tuple[int, ...]:
-    """Return the bytes for each group rank, of an all-to-all that is given sizes; else nothing."""
-    where = signature.splits
-    rows = args[where] if where is not None and where < len(args) else ()
-    if not rows or signature.gives is None:
-        return ()
-    (tensor,) = tensors_of(args, signature.gives)
-    row_bytes = tensor.element_size() * math.prod(tensor.shape[1:])
-    return tuple(int(count) * row_bytes for count in rows)
-
-
 def place_of(tensor: torch.Tensor) -> tuple[int, int]:
     """Return offset and size in bytes of a tensor's storage; (0, 0) if it is all of it."""
     if tensor.is_sparse:
@@ -133,25 +118,26 @@ def place_of(tensor: torch.Tensor) -> tuple[int, int]:
     return int(tensor.storage_offset()) * tensor.element_size(), whole
 
 
-def checksum(tensor: torch.Tensor) -> int | None:
-    """Return the CRC-32 of the bytes as they are sent; None of a tensor on a device."""
-    if tensor.device.type != "cpu" or tensor.is_sparse or not tensor.is_contiguous():
-        return None
-    size = tensor.numel() * tensor.element_size()
-    return zlib.crc32((ctypes.c_ubyte * size).from_address(tensor.data_ptr())) if size else 0
+def checksum(tensors: Sequence[torch.Tensor]) -> int | None:
+    """Return the CRC-32 of the bytes as they are sent, of several tensors that of their sums.
 
-
-def checksum_given(tensors: Sequence[torch.Tensor]) -> int | None:
-    """Return one for all tensors that a rank gives to a collective; None if any has none."""
-    sums = [checksum(tensor) for tensor in tensors]
-    if len(sums) == 1:
-        return sums[0]
-    return zlib.crc32(repr(sums).encode()) if sums and None not in sums else None
+    None without tensors, or where one is on a device, sparse or not contiguous.
+    """
+    sums = []
+    for tensor in tensors:
+        if tensor.device.type != "cpu" or tensor.is_sparse or not tensor.is_contiguous():
+            return None
+        size = bytes_of([tensor])
+        data = (ctypes.c_ubyte * size).from_address(tensor.data_ptr()) if size else b""
+        sums.append(zlib.crc32(data))
+    if len(sums) > 1:
+        return zlib.crc32(repr(sums).encode())
+    return sums[0] if sums else None
 
 
 def bytes_of(tensors: Sequence[torch.Tensor]) -> int:
     """Count the logical bytes of the tensors together."""
-    return sum(each.numel() * each.element_size() for each in tensors)
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def tensors_of(args: tuple[Any, ...], index: int | None) -> Sequence[torch.Tensor]:
@@ -162,7 +148,7 @@ def tensors_of(args: tuple[Any, ...], index: int | None) -> Sequence[torch.Tenso
     if isinstance(argument, torch.Tensor):
         return (argument,)
     if argument and not isinstance(argument[0], torch.Tensor):
-        return [tensor for each in argument for tensor in each]
+        return [tensor for tensors in argument for tensor in tensors]
     return argument  # type: ignore[no-any-return]
 
 

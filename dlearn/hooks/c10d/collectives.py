@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch._C._distributed_c10d import FakeProcessGroup, HashStore, ProcessGroup, Work
 from torch.distributed import distributed_c10d
 
@@ -31,7 +32,8 @@ from dlearn.hooks.c10d.works import Callbacks, WaitingWorks, future_of
 from dlearn.hooks.callers import caller
 from dlearn.hooks.cuda_times import CudaTimes, Mark
 from dlearn.hooks.host import Host
-from dlearn.hooks.patches import Patches
+from dlearn.hooks.network.sockets import NO_GROUP
+from dlearn.hooks.patches import Patches, guarded
 from dlearn.hooks.private import unfit, untraced
 
 
@@ -46,10 +48,10 @@ def install(host: Host) -> Undo:
 
 
 def _install(host: Host, undo: Patches) -> None:
-    for op in ops.ALL:
-        if torch._C._dispatch_has_kernel_for_dispatch_key(f"c10d::{op.schema}", "BackendSelect"):
+    for schema in ops.NAMES:
+        if torch._C._dispatch_has_kernel_for_dispatch_key(f"c10d::{schema}", "BackendSelect"):
             raise SetupError(
-                f"another tool, or another recording, already watches c10d::{op.schema} in this process. Stop it first."
+                f"another tool, or another recording, already watches c10d::{schema} in this process. Stop it first."
             )
     watch = _OpWatch(host)
     undo.callback(watch.callbacks.release)
@@ -58,9 +60,9 @@ def _install(host: Host, undo: Patches) -> None:
     undo.callback(watch.waiting.watch_wait_tensor(_AFTER))
     library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
     undo.callback(library._destroy)
-    for op in ops.ALL:
-        kernel: Any = watch.kernel(Signature(op))
-        library.impl(op.schema, kernel, "BackendSelect", with_keyset=True)  # type: ignore[no-untyped-call]
+    for schema in ops.NAMES:
+        kernel: Any = watch.kernel(Signature(schema))
+        library.impl(schema, kernel, "BackendSelect", with_keyset=True)  # type: ignore[no-untyped-call]
 
 
 Args = tuple[Any, ...]
@@ -83,9 +85,9 @@ class _OpWatch:
 
     def kernel(self, signature: Signature) -> Callable[..., Any]:
         """Make the function that stands at the dispatcher for one op."""
-        host, name = self._host, signature.op.name
+        host, name = self._host, signature.name
         begins, launched = self._collective_begins, self._collective_launched
-        if signature.op in ops.POINT_TO_POINT:
+        if signature.is_p2p:
             begins, launched = self._p2p_begins, self._p2p_launched
         # A monitored barrier has no Work: it raises when it has waited in vain.
         raises_by = "return" if signature.work is None else REFUSED
@@ -95,7 +97,9 @@ class _OpWatch:
             if signature.is_traced(args):
                 return signature.redispatch(keyset & _AFTER, *args)
             if gate.current is not None:
-                _wait_at(gate.current, signature, args)
+                group, given = args[signature.group], tensors_of(args, signature.gives)
+                peer = args[signature.peer] if signature.peer is not None else None
+                hold(name, ProcessGroup.unbox(group), given, peer=peer)
             call = None
             try:
                 call = begins(signature, args)
@@ -120,14 +124,13 @@ class _OpWatch:
         group = self._host.groups.of(ProcessGroup.unbox(args[signature.group]))
         root = args[signature.root] if signature.root is not None else None
         inputs, outputs = tensors_of(args, signature.gives), tensors_of(args, signature.gets)
-        if signature.op.name == "broadcast" and group.rank != root:
+        name, splits = signature.name, signature.split_bytes(args)
+        if name == "broadcast" and group.rank != root:
             inputs, outputs = (), inputs
-        splits = ops.split_bytes(args, signature)
-        name = signature.op.name
         number = note_collective(self._host, name, group, inputs, outputs, root=root, splits=splits)
         begun = None
         if group.on_gpu and not _is_coalesced(signature, args):
-            devices = [each.device for each in signature.tensors(args)]
+            devices = [tensor.device for tensor in signature.tensors(args)]
             begun = self._host.times.mark(devices[0] if devices else None)
         return _Call(number, group, begun)
 
@@ -154,7 +157,7 @@ class _OpWatch:
         group = self._host.groups.of(ProcessGroup.unbox(args[signature.group]))
         peer = args[signature.peer] if signature.peer is not None else None
         (tensor,) = tensors_of(args, signature.gives)
-        number = note_p2p(self._host, signature.op.name, group, tensor, peer, args[signature.tag])
+        number = note_p2p(self._host, signature.name, group, tensor, peer, args[signature.tag])
         return _Call(number, group)
 
     def _p2p_launched(self, signature: Signature, args: Args, call: _Call, result: Any) -> None:
@@ -163,19 +166,19 @@ class _OpWatch:
         self.waiting.hold(work, call.number, size, any_source=signature.peer is None)
 
 
-def _wait_at(closed: gate.Gate, signature: Signature, args: Args) -> None:
-    group = ProcessGroup.unbox(args[signature.group])
-    to = args[signature.peer] if signature.peer is not None else None
-    if to is not None and group in distributed_c10d._world.pg_group_ranks:
-        to = distributed_c10d.get_global_rank(group, to)
-    closed.wait(signature.op.name, to, ops.bytes_of(tensors_of(args, signature.gives)))
+def hold(op: str, group: ProcessGroup, tensors: Sequence[torch.Tensor], *, peer: int | None = None) -> None:
+    """Wait in a paused job until this call may be made. `peer` is a rank of the group."""
+    if gate.current is not None:
+        if peer is not None and group in distributed_c10d._world.pg_group_ranks:
+            peer = distributed_c10d.get_global_rank(group, peer)
+        gate.current.wait(op, peer, ops.bytes_of(tensors))
 
 
 def _is_coalesced(signature: Signature, args: Args) -> bool:
     """Return whether it may be launched later, with others: its end is then unknown."""
-    if signature.op.name.endswith("_coalesced"):
-        return True
-    return ProcessGroup.unbox(args[signature.group]) in distributed_c10d._world.pg_coalesce_state
+    group = ProcessGroup.unbox(args[signature.group])
+    is_open = group in distributed_c10d._world.pg_coalesce_state
+    return is_open or signature.name.endswith("_coalesced")
 
 
 def note_collective(
@@ -203,7 +206,7 @@ def note_collective(
         backward=made_by.backward,
         bucket_index=made_by.bucket_index,
         splits=tuple(splits),
-        checksum=ops.checksum_given(inputs) if host.options.checksums and inputs else None,
+        checksum=ops.checksum(inputs) if host.options.checksums else None,
         phase=made_by.phase,
         site=made_by.site,
     )
@@ -223,10 +226,54 @@ def note_p2p(host: Host, op: str, group: OwnGroup, tensor: torch.Tensor, peer: i
         tensors=(ops.describe_one(tensor),),
         offset_bytes=offset,
         whole_bytes=whole,
-        checksum=ops.checksum(tensor) if host.options.checksums and op == "send" else None,
+        checksum=ops.checksum([tensor]) if host.options.checksums and op == "send" else None,
         phase=made_by.phase,
         site=made_by.site,
     )
+
+
+# Process groups as they are made and destroyed ------------------------------------------------
+
+
+def install_groups(host: Host) -> Undo:
+    """Describe each group, count the bytes in its sockets, and compare clocks with its other ranks."""
+    groups, sockets, clocks, count = host.groups, host.sockets, host.clocks, host.count
+    undo = Patches()
+    present: list[str] = []
+    for group in list(distributed_c10d._world.pg_map):
+        guarded(host, "a process group", lambda known=group: present.append(groups.of(known).name))
+    sockets.begin(present)
+    count()
+
+    def making(*args: Any, **_: Any) -> None:
+        sockets.making(args[4])  # The store in which its members meet.
+
+    def made(result: Any, *args: Any, group_desc: Any = None, **_: Any) -> None:
+        size, rank, ranks, _backend, store = args[:5]
+        if isinstance(result[0], ProcessGroup):  # Else this process is no member.
+            groups.made(result[0], ranks or range(size))
+            if sockets.watch(groups.of(result[0]).name):
+                count()
+        if group_desc == "default_pg":
+            clocks.join("group", store, rank, size)
+
+    def destroying(group: Any = None) -> None:
+        all_groups = group is None or group is dist.GroupMember.WORLD
+        if all_groups:
+            clocks.close()
+        sockets.watch(NO_GROUP)
+        count()
+        groups.destroying(None if all_groups else group)
+
+    undo.callback(guarded, host, "the clocks", clocks.close)
+    if dist.is_initialized():
+        store = distributed_c10d._get_default_store()
+        guarded(host, "the clocks", clocks.join, "group", store, dist.get_rank(), dist.get_world_size())
+    undo.callback(groups.kept.clear)
+    undo.around(host, distributed_c10d, "_new_process_group_helper", before=making, after=made)
+    for owner in (distributed_c10d, dist):
+        undo.around(host, owner, "destroy_process_group", before=destroying)
+    return undo.close
 
 
 _AFTER = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)

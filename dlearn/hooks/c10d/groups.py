@@ -139,5 +139,5 @@ def _calls_made(pg: ProcessGroup) -> int:
     except RuntimeError:
         return 0  # A backend without a counter.
     entries = json.loads(_dump_fr_trace_json()).get("entries", ())
-    numbers = [each["collective_seq_id"] for each in entries if each["process_group"][0] == pg.group_name]
+    numbers = [entry["collective_seq_id"] for entry in entries if entry["process_group"][0] == pg.group_name]
     return int(numbers[-1]) if numbers else 0

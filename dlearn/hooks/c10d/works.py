@@ -86,7 +86,7 @@ class Callbacks:
 
 
 def _is_on_its_way(future: list[Any]) -> bool:
-    return not future or any(each.done() for each in future)
+    return not future or any(pending.done() for pending in future)
 
 
 class _Held(NamedTuple):
@@ -138,13 +138,14 @@ class WaitingWorks:
 
         @untraced
         def wait(work: Work, *args: Any, **kwargs: Any) -> Any:
+            error = ""
             try:
-                result = original(work, *args, **kwargs)
-            except BaseException as error:
-                self._ended(work, type(error).__name__)
+                return original(work, *args, **kwargs)
+            except BaseException as failure:
+                error = type(failure).__name__
                 raise
-            self._ended(work)
-            return result
+            finally:
+                self._ended(work, error)
 
         return wait
 

@@ -1,15 +1,12 @@
 """The names in mpi4py's module that are replaced while a recording is on: their calls are reported.
 
-The calls are found by their signatures, and one wrapper serves all. A communicator or a request that
-they give back is a recording one, too. Of rare calls (persistent and partitioned requests, collectives
-of neighbours, windows) nothing but the name is reported.
+Calls are found by their signatures, and one wrapper serves all. A communicator or request that they
+return is a recording one, too. Of rare calls (persistent and partitioned requests, collectives of
+neighbours, windows) only the name is reported. Collectives have torch's names (all_reduce), so that
+one colour and one rule hold for both. MPI chooses its algorithm; its inner messages are not seen.
 
-Collectives go by torch's names (all_reduce), so that one colour, one word and one rule hold for both.
-What MPI's library sends inside is not seen: it chooses an algorithm, and does not say which.
-
-A Python object's `send` is done in the two steps that mpi4py makes of it (pickle, send the bytes), so
-that its size is known before it is under way, and nothing is pickled twice. What collectives pickle is
-not known.
+Sending a Python object is done in mpi4py's own two steps (pickle, send the bytes), so that its size
+is known before it is sent. The size of what collectives pickle is not known.
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ from dlearn.errors import SetupError
 from dlearn.hooks import Emit, Undo
 from dlearn.hooks.mpi import mpi_watch
 from dlearn.hooks.mpi.mpi_watch import Infos, Post, Watch, described, world_ranks
-from dlearn.hooks.patches import Patches
+from dlearn.hooks.patches import Patches, guarded
 
 Method = Callable[..., Any]
 Given = dict[str, Any]  # The arguments of a call by mpi4py's names of its parameters.
@@ -45,8 +42,8 @@ def replace(emit: Emit) -> Undo:
     mpi_watch.active = Watch(emit)
     patches = Patches()
     patches.callback(mpi_watch.stop)
-    for name, ours in CLASSES.items():
-        patches.put(MPI, name, ours)
+    for name in CLASSES:
+        patches.replace(MPI, name, lambda original: CLASSES[original.__name__])
     if MPI.Is_initialized():
         _put_roots(patches)
     else:
@@ -57,8 +54,8 @@ def replace(emit: Emit) -> Undo:
 
 
 def _put_roots(patches: Patches) -> None:
-    for name, comm in (("COMM_WORLD", COMM_WORLD), ("COMM_SELF", COMM_SELF)):
-        patches.put(MPI, name, CLASSES["Intracomm"](comm))
+    for name in ("COMM_WORLD", "COMM_SELF"):
+        patches.replace(MPI, name, CLASSES["Intracomm"])
 
 
 def _begin(patches: Patches, init: Method, *args: Any, **kwargs: Any) -> Any:
@@ -127,7 +124,8 @@ def _recorded(original: type[Any], name: str, form: Form, report: _Report) -> Me
     has_request = name[0] in "iI" and not looks
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if mpi_watch.active is None:
+        watch = mpi_watch.active
+        if watch is None:
             return call(self, *args, **kwargs)
         run: Callable[[], Any] = partial(call, self, *args, **kwargs)
         status, data = None, None
@@ -139,11 +137,11 @@ def _recorded(original: type[Any], name: str, form: Form, report: _Report) -> Me
             data = MPI.pickle.dumps(given.get(parameters[0]))
             run = partial(_send_pickled, original, name, self, data, given)
         if looks:
-            found = run()
-            if not found:
-                return found
-            run = lambda: found  # noqa: E731
-        posts = mpi_watch.posts_of(partial(report, self, given, data))
+            message = run()
+            if not message:
+                return message
+            run = lambda: message  # noqa: E731
+        posts = guarded(watch.emit, "a call of mpi4py", report, self, given, data, watch) or []
         answer = _made(posts, run, by="return")
         if has_request and posts:
             answer = CLASSES["Request"](answer)
@@ -255,9 +253,10 @@ def _waiting(name: str) -> Any:
         posts = [getattr(request, "posts", ()) for request in ([asked] if alone else asked)]
         answer = _made([*chain(*posts)], partial(call, asked, status), by="wait")
         statuses: Any = status if many else [status]
-        for index, each in zip(_over(kind, answer, len(posts)), statuses, strict=False):
+        over = _over(kind, answer, len(posts))
+        for index, its_status in zip(over, statuses, strict=False):
             for post in posts[index]:
-                post(by="wait", status=each)
+                post(by="wait", status=its_status)
         return answer
 
     return method if alone else staticmethod(method)
@@ -340,9 +339,9 @@ def _standing_class(name: str) -> Any:
     original = getattr(MPI, name)
     methods = recorded_methods(original)
     if issubclass(original, MPI.Comm):
-        methods |= {each: _new_comm(original, each) for each in _MAKERS if hasattr(original, each)}
+        methods |= {maker: _new_comm(original, maker) for maker in _MAKERS if hasattr(original, maker)}
     if original is MPI.Request:
-        methods = {each: _waiting(each) for name in _WAITS for each in (name, name.lower())}
+        methods = {method: _waiting(method) for name in _WAITS for method in (name, name.lower())}
     # By its module pickle finds COMM_WORLD, which travels as a name.
     facts = {"mpi4py_class": original, "__module__": "mpi4py.MPI", **methods}
     return _StandingClass(name, (Standing, original), facts)

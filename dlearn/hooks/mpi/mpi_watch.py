@@ -88,7 +88,7 @@ class Watch:
 def _wait_at_gate(op: str, to: int | None, given: Infos) -> None:
     """Wait in a held job, before mpi4py gets the call; in a `sendrecv` as a send, then as a receive."""
     if gate.current is not None:
-        gate.current.wait(op, to, sum(each.payload_bytes for each in given))
+        gate.current.wait(op, to, sum(info.payload_bytes for info in given))
 
 
 active: Watch | None = None
@@ -101,14 +101,6 @@ def stop() -> None:
     watch, active = active, None
     for post in list(watch.open.values()) if watch is not None else ():
         post(by=NOT_OBSERVED)
-
-
-def posts_of(report: Callable[[Watch], list[Post]]) -> list[Post]:
-    """Report a call, if a recording is on; what goes wrong in that never reaches the program."""
-    watch = active
-    if watch is None:
-        return []
-    return guarded(watch.emit, "a call of mpi4py", report, watch) or []
 
 
 # Names of communicators ---------------------------------------------------------------------------

@@ -146,21 +146,21 @@ class ClockServer:
                         asking.add(note["rank"])
                 case "bye":
                     asking.discard(note["rank"])
-                    others = [[each.rank, each.host, each.path] for each in self.peers.values()]
+                    others = [[peer.rank, peer.host, peer.path] for peer in self.peers.values()]
                     store.queue_push(f"{self._prefix}/{note['rank']}", json.dumps(others))
                 case "close":
                     closing = True
 
     def _ask(self, store: Store) -> None:
         """Greet rank 0; if it has another clock, read that now and then, and at the end."""
-        mine = f"{self._prefix}/{self.rank}"
+        queue = f"{self._prefix}/{self.rank}"
         store.queue_push(self._prefix, self._hello())
         wait = 0.001
-        while not store.queue_len(mine):  # Rank 0 may be recorded later, or never.
+        while not store.queue_len(queue):  # Rank 0 may be recorded later, or never.
             if self._over.wait(wait):
                 return
             wait = min(2 * wait, 1.0)
-        note = json.loads(store.queue_pop(mine))
+        note = json.loads(store.queue_pop(queue))
         self._meet(note)
         if note["clock"] == self._name:
             return
@@ -172,7 +172,7 @@ class ClockServer:
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
         self._read(store, note["clock"])
         store.queue_push(self._prefix, json.dumps({"kind": "bye", "rank": self.rank}))
-        for rank, host, path in json.loads(store.queue_pop(mine)):
+        for rank, host, path in json.loads(store.queue_pop(queue)):
             if host != socket.gethostname():
                 self._emit.fact(Peer(rank=rank, host=host, path=path))
 
@@ -189,8 +189,8 @@ class ClockServer:
             answer = store.queue_pop(f"{self._prefix}/{self.rank}")
             came = time.monotonic_ns()
             heard, answered = map(int, answer.split())
-            found = ((came - asked) - (answered - heard) + 1) // 2, ((heard - asked) + (answered - came)) // 2, came
-            best = min(best, found) if best else found
+            reading = ((came - asked) - (answered - heard) + 1) // 2, ((heard - asked) + (answered - came)) // 2, came
+            best = min(best, reading) if best else reading
         error, offset, at = best
         self._emit.fact(ClockReading(at_ns=at, offset_ns=offset, error_ns=error, reference=reference, rounds=rounds))
 
@@ -218,8 +218,8 @@ def job_of_process() -> tuple[str, int | None, int | None]:
     """
     environment = os.environ
     if dist.is_initialized():
-        found = word_in(dist.distributed_c10d._get_default_store(), "dlearn/job")
-        return found or f"{socket.gethostname()}-{os.getppid()}", dist.get_rank(), dist.get_world_size()
+        job = word_in(dist.distributed_c10d._get_default_store(), "dlearn/job")
+        return job or f"{socket.gethostname()}-{os.getppid()}", dist.get_rank(), dist.get_world_size()
     if "RANK" in environment and "WORLD_SIZE" in environment:
         meeting_point = f"{environment.get('MASTER_ADDR', '')}:{environment.get('MASTER_PORT', '')}"
         job = f"{environment.get('TORCHELASTIC_RUN_ID', '')}@{meeting_point}"
@@ -238,9 +238,9 @@ def word_in(store: Store | None, key: str) -> str:
 
     "" where the store can hold nothing, as torch's FakeStore, or is gone; MPI's groups meet without one.
     """
-    mine = f"{socket.gethostname()}-{os.getpid()}-{time.time_ns():x}"
+    word = f"{socket.gethostname()}-{os.getpid()}-{time.time_ns():x}"
     try:
-        return str(store.compare_set(key, "", mine).decode()) if store is not None else ""
+        return str(store.compare_set(key, "", word).decode()) if store is not None else ""
     except RuntimeError:
         return ""
 

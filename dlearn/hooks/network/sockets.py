@@ -1,13 +1,12 @@
-"""Bytes on the wire: what this process has written into each of its TCP connections, as the kernel counts them.
+"""Bytes on the wire: what this process has written into each of its TCP connections.
 
-Linux tells any process about its own sockets (`TCP_INFO`), without root. Only connections of a process group are looked
-at: those that are there after its creation and were not before. The store's are not among them. Connections that appear
-in between, to this machine or to one where a rank is, belong to no known group. The
-rank that a connection leads to is found at reading: its other end stands, with the addresses swapped, in another
-process's file. So nothing is sent, and the program does not wait.
+Linux reports the counters of a process's own sockets without root (`TCP_INFO`). Watched are the
+connections that appear while a process group is made, but not those of its store. Connections that
+appear later, to this machine or to a rank's host, belong to no known group. Nothing is sent: the
+reader finds the peer of a connection in another process's file, where both addresses are swapped.
 
-A guest: sockets are only read, by their number; no copy of one is kept, because gloo's peers learn from a closing
-socket that a rank has gone.
+A guest: sockets are only read, by their number. A copy would keep a socket open, and gloo's peers
+learn from a closing socket that a rank has gone.
 """
 
 from __future__ import annotations
@@ -90,11 +89,12 @@ class Sockets:
 
     def sent_bytes(self) -> tuple[int | None, ...]:
         """Return the bytes written into each connection so far; None for one that is closed."""
-        return tuple(self._counted(*each)[0] for each in self.connections)
+        return tuple(self._counted(*connection)[0] for connection in self.connections)
 
     def received_bytes(self) -> tuple[int | None, ...]:
         """Return the bytes received through each connection so far; nothing without RPC."""
-        return tuple(self._counted(*each)[1] for each in self.connections) if self._rpc else ()
+        watched = self.connections if self._rpc else ()
+        return tuple(self._counted(*connection)[1] for connection in watched)
 
     def forget(self) -> None:
         """Forget the connections in a forked child: they are its parent's."""
@@ -150,7 +150,7 @@ class Sockets:
         """
         if self._getsockopt is None:
             return False
-        found = False
+        is_new = False
         self.ignored_ports |= _ports_of(store for _, store in list(dist.distributed_c10d._world.pg_map.values()))
         for fd, inode in _own_sockets():
             ends = _ends(fd) if inode not in self._known else None
@@ -174,29 +174,29 @@ class Sockets:
             self.connections.append((fd, inode))
             self._emit.fact(Socket(id=number, group=owner, local=_text(local), remote=_text(remote)))
             self._rpc = self._rpc or owner == RPC
-            found = True
-        return found
+            is_new = True
+        return is_new
 
 
 def _threads_at_work() -> int:
     """Count threads that have a core, or wait for one; without Python's, the program's own."""
-    found = 0
-    for thread in set(os.listdir("/proc/self/task")) - {str(each.native_id) for each in threading.enumerate()}:
+    count, of_python = 0, {str(thread.native_id) for thread in threading.enumerate()}
+    for thread in set(os.listdir("/proc/self/task")) - of_python:
         with suppress(OSError):  # It has ended meanwhile.
             state = Path(f"/proc/self/task/{thread}/stat").read_text().rpartition(")")[2].split()[0]
-            found += state == "R" and int(thread) != threading.get_native_id()
-    return found
+            count += state == "R" and int(thread) != threading.get_native_id()
+    return count
 
 
 def _own_sockets() -> list[tuple[int, int]]:
     """Return (number, inode) of every socket of this process."""
-    found = []
+    sockets = []
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):  # Closed meanwhile: the descriptor of the listing itself, for one.
             kind, _, inode = os.readlink(f"/proc/self/fd/{name}").partition(":")
             if kind == "socket":
-                found.append((int(name), int(inode.strip("[]"))))
-    return sorted(found)
+                sockets.append((int(name), int(inode.strip("[]"))))
+    return sorted(sockets)
 
 
 def listens(port: int) -> bool:

@@ -96,13 +96,13 @@ class Graph:
             return
         crossings = [*known._send_functions().items(), *known._recv_functions().items()]
         messages = {id(node): message for message, node in crossings}
-        starts = [node for _, node in crossings] + [each.grad_fn for each in tensors if each.grad_fn is not None]
+        starts = [node for _, node in crossings] + [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
         with self._lock:
             met = [node for node in starts if self._meet(node, context, hook)]
             while met:
                 node = met.pop()
-                following = [each for each, _ in node.next_functions if each is not None]
-                met += [each for each in following if self._meet(each, context, hook)]
+                following = [child for child, _ in node.next_functions if child is not None]
+                met += [child for child in following if self._meet(child, context, hook)]
                 self._report(node, context, messages.get(id(node)), following)
 
     def _meet(self, node: Any, context: int, hook: bool) -> bool:
@@ -125,10 +125,10 @@ class Graph:
             context=context,
             node=node.metadata[self._key][context],
             name=node.name(),
-            shapes=tuple(tuple(each.shape) for each in node._input_metadata),
+            shapes=tuple(tuple(info.shape) for info in node._input_metadata),
             parameter=self._name_of(node.variable) if hasattr(node, "variable") else "",
             message=message,
-            next=tuple(each.metadata[self._key][context] for each in following),
+            next=tuple(child.metadata[self._key][context] for child in following),
         )
 
     def _watch(self, node: Any, numbers: dict[int, int]) -> None:

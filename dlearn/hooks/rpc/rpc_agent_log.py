@@ -86,5 +86,5 @@ class AgentLog:
             self._stderr = os.dup(2)
             os.dup2(writer, 2)
         finally:
-            for each in (log, reader, writer):
-                os.close(each)
+            for fd in (log, reader, writer):
+                os.close(fd)

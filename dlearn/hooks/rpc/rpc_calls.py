@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._C._distributed_rpc import PyRRef
@@ -69,8 +69,8 @@ def _call_python(
     times = {"start_ns": start_ns, "handed_ns": time.monotonic_ns()}
 
     def note() -> None:
-        parameters = [each for each in flatten(arguments) if isinstance(each, torch.nn.Parameter)]
-        detached = tuple(f"Parameter{list(each.shape)}" for each in parameters)
+        parameters = [value for value in flatten(arguments) if isinstance(value, torch.nn.Parameter)]
+        detached = tuple(f"Parameter{list(parameter.shape)}" for parameter in parameters)
         sizes = {"pickled_bytes": len(pickled), "observer_bytes": len(trailer)}
         known = {"flavour": "python", "context": context, "rrefs": rrefs, "detached": detached}
         number = _note_call(calls, name, to.id, call, tensors, remote, **known, **sizes, **times)
@@ -100,10 +100,10 @@ def _call_cpp(
         given = args[1 if flavour == "builtin" else 2 :], kwargs
 
     def note() -> None:
-        forks = [each for each in flatten(given) if isinstance(each, PyRRef)]
-        rrefs = tuple(RRefFork(each.owner().id, "") for each in forks)
+        forks = [value for value in flatten(given) if isinstance(value, PyRRef)]
+        rrefs = tuple(RRefFork(rref.owner().id, "") for rref in forks)
         tensors, context = tensors_in(given), calls.known_context()
-        if context is not None and any(each.requires_grad for each in tensors):
+        if context is not None and any(tensor.requires_grad for tensor in tensors):
             watch_return(calls, context, worker.id)
         known = {"flavour": flavour, "context": context, "rrefs": rrefs}
         number = _note_call(calls, name, worker.id, call, tensors, remote, **known, **times)
@@ -134,7 +134,7 @@ def _note_call(
         to=to,
         call=call.number,
         tensors=describe_all(tensors),
-        needs_grad=any(each.requires_grad for each in tensors),
+        needs_grad=any(tensor.requires_grad for tensor in tensors),
         observer=observing_now(),
         site=made_by.site,
         phase=made_by.phase,
@@ -163,7 +163,7 @@ def function_name(function: Any, arguments: tuple[Any, ...]) -> str:
 
 def watch_pickler(calls: RpcCalls, patches: Patches) -> None:
     """Report requests and replies as they are packed and unpacked."""
-    emit, graph = calls.host, calls.graph
+    emit = calls.host
 
     def serialize(original: Any, pickler: Any, value: Any) -> tuple[bytes, list[torch.Tensor]]:
         thread = this_thread()
@@ -175,48 +175,20 @@ def watch_pickler(calls: RpcCalls, patches: Patches) -> None:
             if answer is not None and answer.run is not None:
                 emit.end(answer.run, by="return")
             raise
-        trailer = guarded(emit, "an RPC's data", packed, thread, value, data, tensors)
+        trailer = guarded(emit, "an RPC's data", _note_packed, calls, thread, value, data, tensors)
         return data + (trailer or b""), tensors
-
-    def packed(thread: int, value: Any, data: bytes, tensors: list[torch.Tensor]) -> bytes:
-        context, trailer = calls.context.get(thread, -1), b""
-        if isinstance(value, PythonUDF):
-            calls.function[thread] = value.func, (*value.args, *value.kwargs.values())
-        else:
-            context = calls.answering.get(thread, (None, context))[1]
-            trailer = _note_reply(calls, thread, value, data, tensors)
-        if graph is not None:
-            guarded(emit, "an RPC's data", graph.tensors, context, tensors)
-        return trailer
 
     def deserialize(original: Any, pickler: Any, data: bytes, tensors: list[torch.Tensor]) -> Any:
         if len(data) < TRAILER.size or data[-4:] != MAGIC:
             return original(pickler, data, tensors)
         kind, worker, number, context, _ = TRAILER.unpack(data[-TRAILER.size :])
-        call = CallId(worker, number)
-        arrived_ns = time.monotonic_ns()
+        arrived = _Arrived(CallId(worker, number), kind, context, time.monotonic_ns())
         if context < 0 and kind == FETCHED:
             # The owner of the value does not know the context; the thread that fetches it does.
-            context = calls.context.get(this_thread(), -1)
+            arrived = arrived._replace(context=calls.context.get(this_thread(), -1))
         value = original(pickler, data, tensors)
-        runs = guarded(emit, "an RPC's data", unpacked, call, kind, value, tensors, arrived_ns, context)
+        runs = guarded(emit, "an RPC's data", _note_unpacked, calls, arrived, value, tensors)
         return value if runs is None else runs
-
-    def unpacked(
-        call: CallId, kind: bytes, value: Any, tensors: list[torch.Tensor], arrived_ns: int, context: int
-    ) -> PythonUDF | None:
-        """Return the function that is to run instead of the one in the request, to see its run."""
-        runs = None
-        # From a call's caller, a fetched value's owner, or a reply's callee.
-        sender = calls.waiting.get(call, (0, None, None))[2] if kind == REPLY else call.caller
-        watch_crossings(calls, tensors, context, sender)
-        if kind in (CALL, REMOTE):
-            runs = _note_request(calls, call, value, arrived_ns, context, remote=kind == REMOTE)
-        else:
-            _note_arrival(calls, call, arrived_ns, fetched=kind == FETCHED)
-        if graph is not None:
-            guarded(emit, "an RPC's data", graph.tensors, context, tensors)
-        return runs
 
     # RemoteModule packs its RRef by these two as well, and not by the pickler's own methods.
     def packed_rref(packed: Any, _: Any) -> None:
@@ -225,8 +197,9 @@ def watch_pickler(calls: RpcCalls, patches: Patches) -> None:
 
     def unpacked_rref(start_ns: int, packed: Any) -> None:
         owner, _, _, creator, local, parent = packed[:6]
-        end, fork = {"end_ns": time.monotonic_ns(), "ended_by": "return"}, f"{creator}:{local}"
-        emit.event(RpcWindow, op="rref", start_ns=start_ns, to=owner, parent_worker=parent, fork=fork, **end)
+        facts = {"to": owner, "parent_worker": parent, "fork": f"{creator}:{local}"}
+        times = {"start_ns": start_ns, "end_ns": time.monotonic_ns(), "ended_by": "return"}
+        emit.event(RpcWindow, op="rref", **facts, **times)
 
     def unpack_rref(original: Any) -> Any:
         def wrapper(packed: Any) -> Any:
@@ -243,50 +216,67 @@ def watch_pickler(calls: RpcCalls, patches: Patches) -> None:
     patches.replace(PyRRef, "_deserialize", unpack_rref)
 
 
-def _note_reply(calls: RpcCalls, thread: int, value: Any, data: bytes, tensors: Sequence[torch.Tensor]) -> bytes:
-    """Report the result of the call that this thread has just run, or else a value that is fetched."""
+def _note_packed(calls: RpcCalls, thread: int, value: Any, data: bytes, tensors: Sequence[torch.Tensor]) -> bytes:
+    """Report a reply or a fetched value; return its trailer. A call is reported where it is made."""
+    context = calls.context.get(thread, -1)
+    if isinstance(value, PythonUDF):
+        calls.function[thread] = value.func, (*value.args, *value.kwargs.values())
+        calls.watch_graph(context, tensors)
+        return b""
     answer = calls.answering.pop(thread, None)
-    fetched = answer is None
-    if answer is None:
-        answer = AnsweredCall(calls.next_id(), calls.context.get(thread, -1))
-    call, context = answer.call, answer.context
-    trailer = TRAILER.pack(FETCHED if fetched else REPLY, call.caller, call.number, context, MAGIC)
+    kind = FETCHED if answer is None else REPLY
+    call, context, run, returned_ns = answer or AnsweredCall(calls.next_id(), context)
+    trailer = TRAILER.pack(kind, *call, context, MAGIC)
     calls.host.event(
         RpcReply,
         caller=call.caller,
         call=call.number,
-        fetched=fetched,
-        run=answer.run,
-        returned_ns=answer.returned_ns,
+        fetched=kind == FETCHED,
+        run=run,
+        returned_ns=returned_ns,
         tensors=describe_all(tensors),
         pickled_bytes=len(data),
         observer_bytes=len(trailer),
         rrefs=tuple(calls.forks.pop(thread, ())),
-        needs_grad=any(each.requires_grad for each in tensors),
+        needs_grad=any(tensor.requires_grad for tensor in tensors),
         error=value.exception_type.__name__ if isinstance(value, RemoteException) else "",
         parent=None,
     )
+    calls.watch_graph(context, tensors)
     return trailer
 
 
-def _note_arrival(calls: RpcCalls, call: CallId, arrived_ns: int, *, fetched: bool) -> None:
-    if fetched:
+class _Arrived(NamedTuple):
+    """What the trailer of a message says, and when it arrived."""
+
+    call: CallId
+    kind: bytes
+    context: int
+    at_ns: int
+
+
+def _note_unpacked(calls: RpcCalls, arrived: _Arrived, value: Any, tensors: Sequence[torch.Tensor]) -> PythonUDF | None:
+    """Return the function that is to run instead of the one in a request, to see its run."""
+    call, kind, context, at_ns = arrived
+    # From a call's caller, a fetched value's owner, or a reply's callee.
+    sender: int | None = call.caller
+    if kind == REPLY:
+        number, _, sender = calls.waiting.pop(call, (None, None, None))
+        if number is not None:
+            calls.host.end(number, by="reply")
+    elif kind == FETCHED:
         calls.fetched.add(this_thread())
-        calls.host.event(RpcArrival, caller=call.caller, call=call.number, start_ns=arrived_ns)
-    known = calls.waiting.pop(call, None)
-    if known is not None:
-        calls.host.end(known[0], by="reply")
-
-
-def _note_request(
-    calls: RpcCalls, call: CallId, value: Any, arrived_ns: int, context: int, *, remote: bool
-) -> PythonUDF | None:
-    """Wrap the function of a request so that its run is reported."""
-    if not isinstance(value, PythonUDF):  # The function is not known here: torch answers with the error.
+        calls.host.event(RpcArrival, caller=call.caller, call=call.number, start_ns=at_ns)
+    watch_crossings(calls, tensors, context, sender)
+    calls.watch_graph(context, tensors)
+    if kind in (REPLY, FETCHED):
+        return None
+    if not isinstance(value, PythonUDF):  # Torch answers with the error: no such function.
         calls.answering[this_thread()] = AnsweredCall(call, context)
         return None
-    name = function_name(value.func, value.args)
-    return PythonUDF(_Run(calls, call, value.func, name, arrived_ns, context, remote), value.args, value.kwargs)
+    name, remote = function_name(value.func, value.args), kind == REMOTE
+    run = _Run(calls, call, value.func, name, at_ns, context, remote)
+    return PythonUDF(run, value.args, value.kwargs)
 
 
 @dataclass
@@ -324,10 +314,13 @@ class _Run:
 
             return result.then(then)
         if self.remote and calls.graph is not None and self.context >= 0:
-            # It stays here for now; when it is fetched, the context in which it was made may be unknown.
-            guarded(calls.host, "a remote value", lambda: calls.graph.tensors(self.context, tensors_in(result)))
+            # When it is fetched, the context in which it was made may be unknown.
+            guarded(calls.host, "a remote value", self._watch_graph, result)
         self._end(thread)
         return result
+
+    def _watch_graph(self, result: Any) -> None:
+        self.calls.watch_graph(self.context, tensors_in(result))
 
     def _begin(self, thread: int, args: Any, kwargs: Any) -> None:
         calls, context = self.calls, self.context if self.context >= 0 else None

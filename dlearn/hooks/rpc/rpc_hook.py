@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 import torch.distributed.autograd as dist_autograd
-import torch.distributed.rpc as rpc
 from torch._C._distributed_autograd import _retrieve_context
 from torch._C._distributed_rpc import PyRRef, _get_current_rpc_agent, _is_current_rpc_agent_set
 from torch.distributed.rpc import api, backend_registry
@@ -45,8 +44,6 @@ from dlearn.hooks.rpc.rpc_state import (
 
 def install(host: Host) -> Undo:
     """Report all RPC to `host` until the returned function is called; with the option `graph` its autograd, too."""
-    if not rpc.is_available():
-        return lambda: None
     with Patches() as patches:
         patches.callback(host.log.close)
         graph = Graph(host) if host.options.graph else None
@@ -127,11 +124,11 @@ def watch_windows(calls: RpcCalls, patches: Patches) -> None:
         if rref.is_owner():
             return original(rref, *args, **kwargs)
         made_by, owner, context = caller(sys._getframe()), rref.owner().id, calls.known_context()
-        with window(op, to=owner, context=context, site=made_by.site, phase=made_by.phase) as found:
+        with window(op, to=owner, context=context, site=made_by.site, phase=made_by.phase) as facts:
             calls.fetched.discard(this_thread())
             value = original(rref, *args, **kwargs)
             if op == "to_here" and this_thread() not in calls.fetched:
-                found["result"] = guarded(host, "a fetched value", fetched_from_cpp, value, owner)
+                facts["result"] = guarded(host, "a fetched value", fetched_from_cpp, value, owner)
         return value
 
     def fetched_from_cpp(value: Any, owner: int) -> RpcResult:
@@ -174,7 +171,7 @@ def watch_windows(calls: RpcCalls, patches: Patches) -> None:
         context: Any = given.get("contextId")
         roots: Any = given.get("roots")
         fits = type(context) is int and isinstance(roots, list | tuple)
-        if not fits or not all(isinstance(each, torch.Tensor) for each in roots):
+        if not fits or not all(isinstance(root, torch.Tensor) for root in roots):
             return original(*args, **kwargs)  # Torch says what is wrong with them.
         with backward_pass(context, roots, caller(sys._getframe()).site):
             return original(*args, **kwargs)

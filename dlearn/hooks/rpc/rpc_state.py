@@ -67,6 +67,11 @@ class RpcCalls:
     def known_context(self) -> int | None:
         return self.context.get(this_thread())
 
+    def watch_graph(self, context: int, tensors: Sequence[torch.Tensor]) -> None:
+        """Watch the nodes of tensors that a message brings or takes away, if that is asked for."""
+        if self.graph is not None:
+            guarded(self.host, "an RPC's data", self.graph.tensors, context, tensors)
+
 
 _observing = threading.local()
 
@@ -118,8 +123,8 @@ def error_of(future: Any) -> str:
 def flatten(value: Any) -> Iterator[Any]:
     """Yield the values in lists, tuples and dicts, however deep."""
     if isinstance(value, list | tuple):
-        for each in value:
-            yield from flatten(each)
+        for item in value:
+            yield from flatten(item)
     elif isinstance(value, dict):
         yield from flatten(list(value.values()))
     else:
@@ -128,7 +133,7 @@ def flatten(value: Any) -> Iterator[Any]:
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
     """Return the tensors that C++ sends of a value, each once; views are tensors of their own."""
-    return list({id(each): each for each in flatten(value) if isinstance(each, torch.Tensor)}.values())
+    return list({id(item): item for item in flatten(value) if isinstance(item, torch.Tensor)}.values())
 
 
 def result_of_cpp(value: Any) -> RpcResult:
@@ -136,12 +141,12 @@ def result_of_cpp(value: Any) -> RpcResult:
     if isinstance(value, Exception):
         return RpcResult(pickled_bytes=len(str(value).encode()))
     tensors = tensors_in(value)
-    return RpcResult(describe_all(tensors), needs_grad=any(each.requires_grad for each in tensors))
+    return RpcResult(describe_all(tensors), needs_grad=any(tensor.requires_grad for tensor in tensors))
 
 
 def describe_all(tensors: Sequence[torch.Tensor | None]) -> tuple[TensorInfo, ...]:
     """Describe tensors, with the payload that RPC sends."""
-    return tuple([_describe(each) for each in tensors if each is not None])
+    return tuple([_describe(tensor) for tensor in tensors if tensor is not None])
 
 
 def _describe(tensor: torch.Tensor) -> TensorInfo:
@@ -181,8 +186,8 @@ def watch_return(calls: RpcCalls, context: int, to: int) -> None:
 
 def watch_crossings(calls: RpcCalls, tensors: Sequence[torch.Tensor], context: int | None, to: int | None) -> None:
     """Report the gradients that go back later, for tensors that arrived through autograd."""
-    for each in tensors:
-        node = each.grad_fn
+    for tensor in tensors:
+        node = tensor.grad_fn
         if context is not None and node is not None and node.name().endswith("RecvRpcBackward"):
             watch_crossing(calls, node, None, context, to)
 

@@ -1,13 +1,13 @@
-"""What DistributedDataParallel does before it sends: its buckets, when each gradient is ready, and its forward pass.
+"""What DistributedDataParallel does before it sends: its buckets and its ready gradients.
 
-DDP's reducer is C++. Its buckets can be read (`_get_zeros_like_grad_buckets`, on the training thread only: it takes the
-reducer's mutex) and change at most once, when DDP rebuilds them in the order in which gradients came. The
-ready times come from torch's own hook on each parameter. Which all-reduce carries which bucket is not decided here:
-that is an inference, and lives in join/buckets.py.
+DDP's reducer is C++. Its buckets can be read on the training thread (`_get_zeros_like_grad_buckets`
+takes the reducer's mutex), and change at most once, when DDP rebuilds them in the order in which
+gradients came. Ready times come from torch's own hook on each parameter. join/buckets.py infers
+which all-reduce sends which bucket.
 
-The spans of a training step that send nothing (forward, backward, optimizer) are reported, too: without them it is not
-known what an all-reduce was hidden behind. They are noted from the first forward pass of a DDP model on, a line each,
-written when it is over. Of a model on a GPU the call only launches them: cuda_times.py finds their times.
+Forward, backward and optimizer are reported as well, from the first forward pass of a DDP model on:
+an all-reduce is hidden behind them. On a GPU the call only launches them, and cuda_times.py finds
+their times.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class _Watch:
                 index=bucket.index(),
                 count=len(buckets),
                 bytes=bucket.buffer().nbytes,
-                parameters=tuple(names.get(id(each), "?") for each in bucket.parameters()),
+                parameters=tuple(names.get(id(parameter), "?") for parameter in bucket.parameters()),
                 built=built,
                 may_be_skipped=bool(getattr(ddp, "skip_all_reduce_unused_params", False)),
                 phase="forward",
@@ -160,14 +160,14 @@ class Phases:
             # Inside another, as checkpointing runs parts again; or traced only, on fakes, by a compiler.
             if torch._C._current_graph_task_id() >= 0 or torch._C._get_dispatch_mode(_FAKES) is not None:
                 return original(*args, **kwargs)
-            began = self._begins()
+            began, error = self._begins(), ""
             try:
-                result = original(*args, **kwargs)
+                return original(*args, **kwargs)
             except BaseException as failure:
-                self._note("backward", began, error=type(failure).__name__)
+                error = type(failure).__name__
                 raise
-            self._note("backward", began)
-            return result
+            finally:
+                self._note("backward", began, error=error)
 
         @untraced
         def begins(optimizer: Any, args: Any, kwargs: Any) -> None:
