@@ -11,10 +11,10 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_claims.conditions import cores
 from ddp_claims.samples import Samples
 from ddp_claims.verdicts import Check, Claim, Result
 from dlearn.cluster import Cluster
+from dlearn.cluster.this_host import cores
 from dlearn.draw.palette import FAINT
 from dlearn.events.event import Gradient, PhaseSpan
 from dlearn.lessons import charts, digits, models

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddp_claims.catalogue import CLAIMS
-from ddp_claims.conditions import cores
 from ddp_claims.verdicts import Claim, Finding
 from dlearn import draw
+from dlearn.cluster.this_host import cores
 from dlearn.errors import SetupError
 
 

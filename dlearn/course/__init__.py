@@ -10,11 +10,10 @@ and the same checks. Solutions, and the wrong answers that the checks know, stan
 `course/solutions`.
 """
 
-from dlearn.course.attempt import ResultError
 from dlearn.course.catalogue import check
 from dlearn.course.criteria import assert_one_device
 from dlearn.course.diagnosis import five_hangs
-from dlearn.course.exercise import Exercise, Grade
+from dlearn.course.exercise import Exercise, Grade, ResultError
 from dlearn.course.predictions import predict, report, stats
 from dlearn.course.questions import Verdict, answer
 from dlearn.course.submissions import grade

@@ -6,6 +6,7 @@ Each `drive_...` runs on every rank and returns what the criteria compare; all d
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from math import ceil, log2
 from typing import Any
 
@@ -13,9 +14,8 @@ import torch
 import torch.distributed as dist
 
 from dlearn.analysis import assert_reduces, traffic
-from dlearn.course.attempt import ITEMS, Attempt, numbers, submitted
 from dlearn.course.criteria import assert_one_device, assert_rounds, fresh, only_sends, ring_bytes, sends
-from dlearn.course.exercise import Exercise
+from dlearn.course.exercise import ITEMS, Attempt, Exercise, left_in, numbers
 from dlearn.errors import TrafficError
 
 # A token that goes round ----------------------------------------------------------------------------------------------
@@ -26,22 +26,16 @@ def _token_length(seed: int) -> int:
 
 
 def drive_token(pass_on: Callable[[torch.Tensor], None], seed: int) -> torch.Tensor:
-    mine = numbers(_token_length(seed), seed, dist.get_rank())
-    with submitted():
-        pass_on(mine)
-    return mine
+    return left_in(numbers(_token_length(seed), seed, dist.get_rank()), pass_on)
 
 
 def _blocking(tried: Attempt) -> None:
     """Raise TrafficError if a call begins before the one before it has ended, as after `isend`."""
     for rank in range(tried.ranks):
-        before = None
-        for event in tried.trace.where(kind="p2p", rank=rank).events:
-            if before is not None and (before.end_ns is None or event.start_ns < before.end_ns):
-                raise TrafficError(
-                    f"rank {rank} calls a send or a receive before the last one is over, at {event.site}"
-                )
-            before = event
+        for before, event in pairwise(tried.trace.where(kind="p2p", rank=rank).events):
+            if before.end_ns is None or event.start_ns < before.end_ns:
+                calls = f"rank {rank} calls a send or a receive"
+                raise TrafficError(f"{calls} before the last one is over, at {event.site}")
 
 
 def _token_sum(tried: Attempt) -> None:
@@ -49,14 +43,9 @@ def _token_sum(tried: Attempt) -> None:
 
 
 def _assert_sum(tried: Attempt, results: Mapping[int, Any], *, items: int) -> None:
-    every = [numbers(items, tried.seed, rank) for rank in range(tried.ranks)]
-    assert_one_device(
-        results,
-        torch.stack(every).sum(0),
-        ranks=tried.ranks,
-        called="the sum of all tensors",
-        mistakes={"in_place": every.__getitem__},
-    )
+    tensors = [numbers(items, tried.seed, rank) for rank in range(tried.ranks)]
+    words: Any = {"called": "the sum of all tensors", "mistakes": {"in_place": tensors.__getitem__}}
+    assert_one_device(results, torch.stack(tensors).sum(0), ranks=tried.ranks, **words)
 
 
 _once_round = sends(lambda tried: _token_length(tried.seed) * 8)
@@ -67,23 +56,21 @@ TOKEN = Exercise("token", drive_token, _TOKEN)
 
 
 def drive_ring(all_reduce: Callable[[torch.Tensor], None], seed: int) -> torch.Tensor:
-    mine = numbers(ITEMS, seed, dist.get_rank())
-    with submitted():
-        all_reduce(mine)
-    return mine
+    return left_in(numbers(ITEMS, seed, dist.get_rank()), all_reduce)
 
 
 def _every_sum(tried: Attempt) -> None:
     _assert_sum(tried, tried.results, items=ITEMS)
 
 
-def _ring_reduces(tried: Attempt) -> None:
-    assert_reduces(tried.trace, op="send")
-
-
-_ring_traffic = sends(lambda tried: ring_bytes(tried.ranks, ITEMS))
-_RING = {"traffic": _ring_traffic, "sends": only_sends, "fresh": fresh, "reduces": _ring_reduces}
-RING = Exercise("ring", drive_ring, {**_RING, "result": _every_sum})
+_RING = {
+    "traffic": sends(lambda tried: ring_bytes(tried.ranks, ITEMS)),
+    "sends": only_sends,
+    "fresh": fresh,
+    "reduces": lambda tried: assert_reduces(tried.trace, op="send"),
+    "result": _every_sum,
+}
+RING = Exercise("ring", drive_ring, _RING)
 
 # A broadcast along a tree ---------------------------------------------------------------------------------------------
 
@@ -93,11 +80,8 @@ def _root(ranks: int, seed: int) -> int:
 
 
 def drive_tree(broadcast: Callable[[torch.Tensor, int], None], seed: int) -> torch.Tensor:
-    rank, n = dist.get_rank(), dist.get_world_size()
-    mine = numbers(ITEMS, seed, rank)
-    with submitted():
-        broadcast(mine, _root(n, seed))
-    return mine
+    root = _root(dist.get_world_size(), seed)
+    return left_in(numbers(ITEMS, seed, dist.get_rank()), broadcast, root)
 
 
 def _tree_rounds(tried: Attempt) -> None:
@@ -118,7 +102,7 @@ LOCAL = 2
 
 
 def drive_hierarchical(all_reduce: Callable[[torch.Tensor, int], None], seed: int) -> torch.Tensor:
-    return drive_ring(lambda tensor: all_reduce(tensor, LOCAL), seed)
+    return left_in(numbers(ITEMS, seed, dist.get_rank()), all_reduce, LOCAL)
 
 
 def _link_traffic(tried: Attempt) -> None:
@@ -133,10 +117,8 @@ def _link_traffic(tried: Attempt) -> None:
             if src // LOCAL == machine and dst // LOCAL != machine:
                 over += size
         if over > ITEMS * 8:
-            raise TrafficError(
-                f"machine {machine} sends {over:,} B over the cable, where {ITEMS * 8:,} B are enough: the size of the"
-                f" tensor\n\n{sent}"
-            )
+            enough = f"where {ITEMS * 8:,} B are enough: the size of the tensor"
+            raise TrafficError(f"machine {machine} sends {over:,} B over the cable, {enough}\n\n{sent}")
 
 
 _HIERARCHICAL = {"traffic": _link_traffic, "result": _every_sum}

@@ -12,13 +12,11 @@ import torch
 
 from dlearn.analysis import assert_fresh, assert_traffic
 from dlearn.analysis.checks.grading import Pattern
-from dlearn.course.attempt import Attempt, ResultError
+from dlearn.course.exercise import Attempt, Criterion, ResultError
 from dlearn.errors import TrafficError
 from dlearn.join.message_evidence import messages
 from dlearn.trace import Trace
 
-Criterion = Callable[[Attempt], None]
-"""Raises a DlearnError where the attempt is wrong."""
 TOLERANCE = 1e-9
 """Largest difference, in float64, that a different order of adding may make."""
 AVERAGING = ("all_reduce", "reduce_scatter_single", "reduce_scatter", "all_gather_single", "all_gather")
@@ -30,12 +28,13 @@ def ring_bytes(ranks: int, items: int) -> float:
     return 2 * (ranks - 1) / ranks * items * 8
 
 
-BytesOf = Callable[[Attempt], float | Mapping[int, float]]
-"""The bytes that each rank has to send, or all of them."""
-
-
-def sends(bytes_of: BytesOf, *, op: str | tuple[str, ...] = "send", pattern: Pattern | None = "ring") -> Criterion:
-    """Return the criterion that the ranks send these bytes in calls of `op`, to whom `pattern` says."""
+def sends(
+    bytes_of: Callable[[Attempt], float | Mapping[int, float]],
+    *,
+    op: str | tuple[str, ...] = "send",
+    pattern: Pattern | None = "ring",
+) -> Criterion:
+    """Return the criterion that each rank sends these bytes in calls of `op`, to the ranks of `pattern`."""
 
     def criterion(tried: Attempt) -> None:
         assert_traffic(tried.trace, op=op, bytes_per_rank=bytes_of(tried), pattern=pattern)

@@ -1,23 +1,77 @@
-"""An exercise, and the grade of a submission: one finding, one hint, never the solution."""
+"""An exercise, an attempt at it on real ranks, and its grade: one finding, one hint, never the solution."""
 
 from __future__ import annotations
 
 import inspect
 import re
 import tomllib
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-from dlearn.course.attempt import Drive, attempt
-from dlearn.course.criteria import Criterion
+import torch
+import torch.distributed as dist
+
+from dlearn.cluster import Cluster
 from dlearn.errors import DlearnError, RankError
+from dlearn.recorder import span
 from dlearn.shown import Shown
+from dlearn.trace import Trace
 
 TASKS = files("dlearn.course") / "tasks.toml"
 SECONDS = 20.0
 """Limit for one run: a submission that takes longer hangs."""
+SPAN = "exercise"
+"""The span around a submission's own calls; what the grader does is not in it."""
+ITEMS = 1_200
+"""Of a tensor; 2, 3 and 4 divide it. 8 B each."""
+
+
+class ResultError(DlearnError, AssertionError):
+    """A wrong result: the text says on which rank, and how far off. A failed test for pytest.
+
+    `finding` is the key of the hint in tasks.toml's `findings`, where the mistake is a known one.
+    """
+
+    def __init__(self, text: str, finding: str = "") -> None:
+        super().__init__(text)
+        self.finding = finding
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One run of a submission: what `drive` returned on each rank, and the trace of its span."""
+
+    ranks: int
+    seed: int
+    results: Mapping[int, Any]
+    trace: Trace
+
+
+Drive = Callable[[Any, int], Any]
+"""Runs on every rank: calls the submission on data made from the seed, inside `SPAN`."""
+Criterion = Callable[[Attempt], None]
+"""Raises a DlearnError where the attempt is wrong."""
+
+
+def submit(submission: Callable[..., Any], *arguments: Any) -> Any:
+    """Call the submission on this rank, inside `SPAN`, and return what it returns."""
+    with span(SPAN):
+        return submission(*arguments)
+
+
+def left_in(tensor: torch.Tensor, submission: Callable[..., Any], *more: Any) -> torch.Tensor:
+    """Call the submission on a tensor, and more, and return the tensor as it leaves it."""
+    submit(submission, tensor, *more)
+    return tensor
+
+
+def numbers(count: int, *seed: int) -> torch.Tensor:
+    """Return random float64 numbers from 0 to 1, [count]: the same on every rank for one seed."""
+    generator = torch.Generator().manual_seed(hash(seed) % 2**31)
+    return torch.rand(count, dtype=torch.float64, generator=generator)
 
 
 @dataclass(frozen=True)
@@ -77,10 +131,12 @@ def first_failure(
         return problem, "Compare its parameters with those of the task."
     assert exercise.drive is not None
     try:
-        tried = attempt(exercise.drive, submission, ranks=ranks, seed=seed, seconds=seconds)
+        cluster = Cluster(ranks, backend="dlearn_ring", checksums=True)
+        run = cluster.run(_run_on_rank, exercise.drive, submission, seed, timeout=seconds)
     except RankError as error:
         finding = "\n".join(part for part in (error.what, error.details.rstrip()) if part)
         return finding, "It has to end without an error before it is graded: which rank, and which line of yours?"
+    tried = Attempt(ranks, seed, run.results, run.trace.within(SPAN))
     for name, holds in exercise.criteria.items():
         try:
             holds(tried)
@@ -88,6 +144,12 @@ def first_failure(
             hints = _tasks()["findings"] | exercise.hints
             return str(error), hints[getattr(error, "finding", "") or name]
     return None
+
+
+def _run_on_rank(drive: Drive, submission: Any, seed: int) -> Any:
+    if dist.get_rank():  # One rank is enough to say which of torch's names are deprecated.
+        warnings.simplefilter("ignore", FutureWarning)
+    return drive(submission, seed)
 
 
 def _wrong_call(exercise: Exercise, submission: Any) -> str:

@@ -129,14 +129,15 @@ class ClassStats(Shown):
         rows = [["question", "students", "right at first", "right at last", "most expected at first"]]
         for id, pairs in sorted(self.pairs.items()):
             first, last = _right(pairs)
-            rows.append([id, str(len(pairs)), str(first), str(last), self.expected(id)])
+            rows.append([id, str(len(pairs)), str(first), str(last), _most_expected(pairs)])
         yield Table(rows, numbers=3)
 
-    def expected(self, id: str) -> str:
-        """Return the most frequent first answers; rare ones could identify a student."""
-        counts = Counter(answer_text(first.expected) for first, _ in self.pairs[id])
-        often = [f"{answer} ({count})" for answer, count in counts.most_common(ANSWERS_SHOWN) if count >= FEWEST]
-        return ", ".join(often) or f"no answer {FEWEST} times"
+
+def _most_expected(pairs: Sequence[Pair]) -> str:
+    """Return the most frequent first answers; rare ones could identify a student."""
+    counts = Counter(answer_text(first.expected) for first, _ in pairs).most_common(ANSWERS_SHOWN)
+    often = [f"{answer} ({count})" for answer, count in counts if count >= FEWEST]
+    return ", ".join(often) or f"no answer {FEWEST} times"
 
 
 def stats(folder: str | Path) -> ClassStats:

@@ -55,16 +55,11 @@ def answer(id: str, value: Any, *, measured: Any = None) -> Verdict:
 def find_entry(id: str) -> dict[str, Any]:
     """Return the entry of that id. Raises DlearnError with the ids of its lesson where there is none."""
     lesson, _, name = id.partition(".")
-    of_lesson = entries().get(lesson, {})
+    of_lesson = tomllib.loads(FILE.read_text(encoding="utf-8")).get(lesson, {})
     if name not in of_lesson:
         known = ", ".join(f"{lesson}.{each}" for each in of_lesson) or "no entry of this lesson"
         raise DlearnError(f"there is no answer {id!r} in answers.toml; there is: {known}")
-    return of_lesson[name]
-
-
-def entries() -> dict[str, dict[str, dict[str, Any]]]:
-    """Read all entries: lesson -> name -> what is expected, and the hints."""
-    return tomllib.loads(FILE.read_text(encoding="utf-8"))
+    return dict(of_lesson[name])
 
 
 def fits(given: Any, expected: Any, within: float) -> bool:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from dlearn.analysis import traffic
-from dlearn.course.attempt import Attempt, ResultError, numbers, submitted
 from dlearn.course.criteria import AVERAGING, assert_one_device, averages, fresh, only_sends, sends
-from dlearn.course.exercise import Exercise
+from dlearn.course.exercise import SPAN, Attempt, Exercise, ResultError, numbers, submit
 from dlearn.errors import TrafficError
+from dlearn.recorder import span
 
 # Two linear layers, cut by columns and by rows ------------------------------------------------------------------------
 
@@ -34,7 +35,7 @@ def drive_column_row(layers: Callable[..., torch.Tensor], seed: int) -> tuple[to
     leaves = [x, first.chunk(n)[rank].clone(), second.chunk(n, dim=1)[rank].clone(), bias]
     for tensor in leaves:
         tensor.requires_grad_()
-    with submitted():
+    with span(SPAN):
         y = layers(*leaves)
         if not isinstance(y, torch.Tensor):
             raise ResultError(f"f returns {type(y).__name__}, and not a tensor")
@@ -107,8 +108,7 @@ def drive_fsdp(step: Callable[..., Any], seed: int) -> tuple[Any, int]:
     rank, n = dist.get_rank(), dist.get_world_size()
     shards = [_weights(seed, layer).chunk(n)[rank].clone() for layer in range(LAYERS)]
     layer = Layer()
-    with submitted():
-        gradients = step(shards, _images(seed, rank), layer.forward, layer.backward)
+    gradients = submit(step, shards, _images(seed, rank), layer.forward, layer.backward)
     return gradients, layer.most_held
 
 
@@ -119,9 +119,8 @@ def _fsdp_bytes(tried: Attempt) -> float:
 def _held(tried: Attempt) -> None:
     for rank, (_, most) in sorted(tried.results.items()):
         if most > MOST_HELD:
-            raise ResultError(
-                f"rank {rank} holds {most} tensors of the size of a whole layer at once; {MOST_HELD} are enough"
-            )
+            held = f"{most} tensors of the size of a whole layer"
+            raise ResultError(f"rank {rank} holds {held} at once; {MOST_HELD} are enough")
 
 
 def _fsdp_equal(tried: Attempt) -> None:
@@ -161,10 +160,8 @@ def _qkv(seed: int, rank: int) -> list[torch.Tensor]:
     return [(numbers(size * HEAD, seed, rank, part) * (rank + 1) - 0.5).view(size, HEAD) for part in range(3)]
 
 
-def drive_attention(attention: Callable[..., torch.Tensor], seed: int) -> torch.Tensor:
-    mine = _qkv(seed, dist.get_rank())
-    with submitted():
-        return attention(*mine)
+def drive_attention(attention: Callable[..., torch.Tensor], seed: int) -> Any:
+    return submit(attention, *_qkv(seed, dist.get_rank()))
 
 
 def _attention_equal(tried: Attempt) -> None:
@@ -200,10 +197,9 @@ def _expert(rank: int, tokens: torch.Tensor) -> torch.Tensor:
     return tokens * (rank + 2) + tokens.sum(1, keepdim=True)
 
 
-def drive_experts(layer: Callable[..., torch.Tensor], seed: int) -> torch.Tensor:
+def drive_experts(layer: Callable[..., torch.Tensor], seed: int) -> Any:
     rank, n = dist.get_rank(), dist.get_world_size()
-    with submitted():
-        return layer(_tokens(seed, rank), _routes(seed, rank, n), lambda tokens: _expert(rank, tokens))
+    return submit(layer, _tokens(seed, rank), _routes(seed, rank, n), partial(_expert, rank))
 
 
 def _matrix(tried: Attempt) -> None:
@@ -217,12 +213,12 @@ def _matrix(tried: Attempt) -> None:
     for src in range(n):
         for dst in range(n):
             tokens = int(routed[src][dst] + routed[dst][src])
-            found = sent.payload_bytes.get((src, dst), 0)
-            if src != dst and not 0 <= found - tokens * WIDTH * 8 <= COUNT_BYTES:
-                raise TrafficError(
-                    f"rank {src} sends {found:,} B to rank {dst}, where {tokens} tokens of {WIDTH * 8} B go there and"
-                    f" back (and up to {COUNT_BYTES} B that say how many)\n\n{sent}"
-                )
+            size = sent.payload_bytes.get((src, dst), 0)
+            if src != dst and not 0 <= size - tokens * WIDTH * 8 <= COUNT_BYTES:
+                there = f"where {tokens} tokens of {WIDTH * 8} B go there and back"
+                how_many = f"(and up to {COUNT_BYTES} B that say how many)"
+                sends_it = f"rank {src} sends {size:,} B to rank {dst}"
+                raise TrafficError(f"{sends_it}, {there} {how_many}\n\n{sent}")
 
 
 def _experts_equal(tried: Attempt) -> None:
@@ -278,8 +274,7 @@ class LoggedStage:
 def drive_stages(pipeline: Callable[..., None], seed: int) -> tuple[torch.Tensor | None, int]:
     rank, n = dist.get_rank(), dist.get_world_size()
     stage = LoggedStage(rank, n, seed)
-    with submitted():
-        pipeline(stage.forward, stage.backward, _y_length(seed), MICRO_BATCHES)
+    submit(pipeline, stage.forward, stage.backward, _y_length(seed), MICRO_BATCHES)
     return stage.weight.grad, stage.most_kept
 
 
@@ -293,10 +288,8 @@ def _kept(tried: Attempt) -> None:
     for rank, (_, most) in sorted(tried.results.items()):
         wanted = min(tried.ranks - rank, MICRO_BATCHES)
         if most != wanted:
-            raise ResultError(
-                f"stage {rank} of {tried.ranks} keeps up to {most} micro-batches between forward and backward, and"
-                f" 1F1B keeps {wanted}"
-            )
+            kept = f"up to {most} micro-batches between forward and backward"
+            raise ResultError(f"stage {rank} of {tried.ranks} keeps {kept}, and 1F1B keeps {wanted}")
 
 
 def _stage_equal(tried: Attempt) -> None:

@@ -58,7 +58,9 @@ def grade_one(exercise: str, file: Path, *, function: str, seconds: float) -> Gr
         try:
             limit = _wait(process, output, seconds)
         finally:
-            _end_session(process)
+            with suppress(ProcessLookupError):  # all have ended
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
         if not limit and result.is_file():
             return Grade(**json.loads(result.read_text(encoding="utf-8")))
         size = output.seek(0, os.SEEK_END)
@@ -77,13 +79,6 @@ def _wait(process: subprocess.Popen[bytes], output: IO[bytes], seconds: float) -
             return f"it was not done after {seconds:g} s and was ended"
         time.sleep(LOOK_SECONDS)
     return ""
-
-
-def _end_session(process: subprocess.Popen[bytes]) -> None:
-    """End what is left of its process group."""
-    with suppress(ProcessLookupError):  # all have ended
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 def _line(cells: tuple[str, ...]) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -15,10 +15,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dlearn.analysis import traffic
 from dlearn.analysis.checks.grading import units
-from dlearn.course.attempt import ITEMS, Attempt, ResultError, numbers, submitted
 from dlearn.course.criteria import AVERAGING, Mistakes, assert_one_device, averages, fresh, only_sends, sends
-from dlearn.course.exercise import Exercise
+from dlearn.course.exercise import ITEMS, SPAN, Attempt, Exercise, ResultError, left_in, numbers, submit
 from dlearn.errors import TrafficError
+from dlearn.recorder import span
 
 STEPS, RATE, MOMENTUM = 3, 0.1, 0.9
 
@@ -102,8 +102,7 @@ def _each_by_itself(tried: Attempt) -> torch.Tensor:
 def drive_ddp(train: Callable[..., None], seed: int) -> torch.Tensor:
     rank = dist.get_rank()
     model = _model(seed, rank)  # another one on each rank
-    with submitted():
-        train(model, _batches(seed, rank, STEPS), loss_of, _adam(model))
+    submit(train, model, _batches(seed, rank, STEPS), loss_of, _adam(model))
     return _flat(model)
 
 
@@ -128,9 +127,8 @@ def _few_calls(tried: Attempt) -> None:
     (unit,) = units(tried.trace, AVERAGING)
     calls, most = len(unit.operations), 2 * STEPS  # a reduce-scatter and an all-gather are two
     if calls > most:
-        raise TrafficError(
-            f"{calls} collective calls average the gradients of {STEPS} steps; at most {most} are needed"
-        )
+        average = f"average the gradients of {STEPS} steps"
+        raise TrafficError(f"{calls} collective calls {average}; at most {most} are needed")
 
 
 _STEPS = {"traffic": averages(STEPS, MODEL_ITEMS), "calls": _few_calls, "result": _ddp_equal}
@@ -145,9 +143,8 @@ GROUPS = (range(2), range(2, 4), range(4, 5))
 
 def drive_accumulation(train: Callable[..., None], seed: int) -> torch.Tensor:
     model = _model(seed, 0)
-    ddp = DistributedDataParallel(model)
-    with submitted():
-        train(ddp, _batches(seed, dist.get_rank(), MICRO_BATCHES), loss_of, EVERY, RATE)
+    batches = _batches(seed, dist.get_rank(), MICRO_BATCHES)
+    submit(train, DistributedDataParallel(model), batches, loss_of, EVERY, RATE)
     return _flat(model)
 
 
@@ -163,10 +160,7 @@ ACCUMULATION = Exercise("accumulation", drive_accumulation, _IN_GROUPS)
 # A parameter server ---------------------------------------------------------------------------------------------------
 
 
-GradientOf = Callable[[torch.Tensor, int], torch.Tensor]
-
-
-def _gradient_of(seed: int, worker: int) -> GradientOf:
+def _gradient_of(seed: int, worker: int) -> Callable[[torch.Tensor, int], torch.Tensor]:
     target = numbers(ITEMS, seed, worker, 3)
     return lambda parameters, step: (parameters - target) * (1 + target * step)
 
@@ -174,9 +168,7 @@ def _gradient_of(seed: int, worker: int) -> GradientOf:
 def drive_server(train: Callable[..., None], seed: int) -> torch.Tensor:
     rank = dist.get_rank()
     parameters = numbers(ITEMS, seed, 0) if rank == 0 else torch.zeros(ITEMS, dtype=torch.float64)
-    with submitted():
-        train(parameters, _gradient_of(seed, rank), STEPS, RATE)
-    return parameters
+    return left_in(parameters, train, _gradient_of(seed, rank), STEPS, RATE)
 
 
 def _server_bytes(tried: Attempt) -> dict[int, float]:
@@ -207,10 +199,9 @@ SERVER = Exercise("parameter_server", drive_server, _SERVED, ranks=(3, 4))
 
 
 def drive_sharded(train: Callable[..., Any], seed: int) -> tuple[torch.Tensor, int]:
-    rank = dist.get_rank()
     parameters = numbers(ITEMS, seed, 0)
-    with submitted():
-        state = train(parameters, _gradient_of(seed, rank), STEPS, RATE, MOMENTUM)
+    gradient_of = _gradient_of(seed, dist.get_rank())
+    state = submit(train, parameters, gradient_of, STEPS, RATE, MOMENTUM)
     kept = state.numel() * state.element_size() if isinstance(state, torch.Tensor) else -1
     return parameters, kept
 
@@ -237,17 +228,6 @@ SHARDED = Exercise("sharded_optimizer", drive_sharded, _IN_SHARDS)
 WEIGHTS, K, HOOK_STEPS = 240, 60, 8
 
 
-class _Weighted(nn.Module):
-    """One parameter; its gradient is what the module is called with, the same in each step."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(WEIGHTS, dtype=torch.float64))
-
-    def forward(self, gradient: torch.Tensor) -> torch.Tensor:
-        return (self.weight * gradient).sum()
-
-
 def _gradient(seed: int, rank: int) -> torch.Tensor:
     """Return numbers of both signs, none too small to be sent in HOOK_STEPS steps."""
     signs = torch.where(numbers(WEIGHTS, seed, rank, 1) < 0.5, -1.0, 1.0)
@@ -256,14 +236,15 @@ def _gradient(seed: int, rank: int) -> torch.Tensor:
 
 def drive_top_k(hook: Callable[..., Any], seed: int) -> torch.Tensor:
     gradient = _gradient(seed, dist.get_rank())
-    model = DistributedDataParallel(_Weighted())
+    # The gradient of a linear layer with one output is its input, the same in each step.
+    model = DistributedDataParallel(nn.Linear(WEIGHTS, 1, bias=False, dtype=torch.float64))
     model.register_comm_hook({"k": K}, hook)
     applied = torch.zeros(WEIGHTS, dtype=torch.float64)
-    with submitted():
+    with span(SPAN):
         for _ in range(HOOK_STEPS):
             model.zero_grad()
             model(gradient).backward()
-            applied += model.module.weight.grad
+            applied += model.module.weight.grad[0]
     return applied
 
 
@@ -272,10 +253,9 @@ def _hook_bytes(tried: Attempt) -> None:
     sent = traffic(tried.trace)
     for rank in range(tried.ranks):
         if sent.bytes_from(rank=rank) > most + 64:  # DDP's own, when it builds its bucket anew
-            raise TrafficError(
-                f"rank {rank} sends {sent.bytes_from(rank=rank):,} B in {HOOK_STEPS} steps, more than {most:,} B: {K}"
-                f" numbers and their places, to each other rank\n\n{sent}"
-            )
+            size = f"{sent.bytes_from(rank=rank):,} B in {HOOK_STEPS} steps, more than {most:,} B"
+            numbers_of = f"{K} numbers and their places, to each other rank"
+            raise TrafficError(f"rank {rank} sends {size}: {numbers_of}\n\n{sent}")
 
 
 def _all_sent(tried: Attempt) -> None:
@@ -286,10 +266,6 @@ def _all_sent(tried: Attempt) -> None:
         never = int((applied == 0).sum())
         if never:
             raise ResultError(f"rank {rank}: {never} of {WEIGHTS} gradients were applied in none of {HOOK_STEPS} steps")
-
-
-def _hook_equal(tried: Attempt) -> None:
-    assert_one_device(tried.results, _applied(tried, torch.abs))
 
 
 def _applied(tried: Attempt, size_of: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
@@ -305,7 +281,12 @@ def _applied(tried: Attempt, size_of: Callable[[torch.Tensor], torch.Tensor]) ->
     return applied
 
 
-TOP_K = Exercise("top_k_hook", drive_top_k, {"traffic": _hook_bytes, "all_sent": _all_sent, "result": _hook_equal})
+def _hook_equal(tried: Attempt) -> None:
+    assert_one_device(tried.results, _applied(tried, torch.abs))
+
+
+_LARGEST = {"traffic": _hook_bytes, "all_sent": _all_sent, "result": _hook_equal}
+TOP_K = Exercise("top_k_hook", drive_top_k, _LARGEST)
 
 # A checkpoint that n ranks write, and another number of ranks reads ---------------------------------------------------
 
@@ -327,15 +308,13 @@ class Files:
         self.folder, self.read_bytes = Path(folder), 0
 
     def write(self, name: str, tensor: torch.Tensor) -> None:
-        self._path(name).write_bytes(tensor.detach().contiguous().numpy().tobytes())
+        tensor.detach().numpy().tofile(self._path(name))
 
     def read(self, name: str, begin: int, end: int) -> torch.Tensor:
         """Return numbers `begin` to `end` of what was written under this name."""
-        with self._path(name).open("rb") as file:
-            file.seek(begin * ITEM_BYTES)
-            part = file.read((end - begin) * ITEM_BYTES)
-        self.read_bytes += len(part)
-        return torch.frombuffer(bytearray(part), dtype=torch.float64) if part else torch.empty(0).double()
+        part = np.fromfile(self._path(name), np.float64, end - begin, offset=begin * ITEM_BYTES)
+        self.read_bytes += part.nbytes
+        return torch.from_numpy(part)
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{Path(str(name)).name}.bytes"
@@ -347,30 +326,20 @@ def drive_checkpoint(
     """Return, for each number of readers, what this rank loads and the bytes that it read."""
     save, load = functions
     rank, n, length = dist.get_rank(), dist.get_world_size(), _length(seed)
-    with shared_folder() as folder:
-        with submitted():
-            save(numbers(length, seed).chunk(n)[rank].clone(), Files(folder).write)
+    with tempfile.TemporaryDirectory() as own:
+        folders = [own]
+        dist.broadcast_object_list(folders, src=0)  # All ranks use rank 0's, until the last barrier.
+        folder = folders[0]
+        submit(save, numbers(length, seed).chunk(n)[rank].clone(), Files(folder).write)
         dist.barrier()
         found = {}
         for readers in READERS:
             files = Files(folder)
             if rank < readers:
-                with submitted():
-                    loaded = load(rank, readers, length, n, files.read)
+                loaded = submit(load, rank, readers, length, n, files.read)
                 found[readers] = loaded, files.read_bytes
         dist.barrier()
     return found
-
-
-@contextmanager
-def shared_folder() -> Iterator[str]:
-    """Yield a temporary folder that rank 0 makes, and removes at the end."""
-    names: list[str] = [""]
-    with tempfile.TemporaryDirectory() as own:
-        if dist.get_rank() == 0:
-            names = [own]
-        dist.broadcast_object_list(names, src=0)
-        yield names[0]
 
 
 def _nothing_sent(tried: Attempt) -> None:
@@ -384,9 +353,8 @@ def _read(tried: Attempt) -> None:
         for readers, (_, size) in found.items():
             wanted = _length(tried.seed) // readers * ITEM_BYTES
             if size > wanted:
-                raise ResultError(
-                    f"rank {rank} of {readers} reads {size:,} B of the files, and its part has {wanted:,} B"
-                )
+                reads = f"rank {rank} of {readers} reads {size:,} B of the files"
+                raise ResultError(f"{reads}, and its part has {wanted:,} B")
 
 
 def _loaded_equal(tried: Attempt) -> None:

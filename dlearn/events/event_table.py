@@ -215,24 +215,30 @@ def _numbers(values: Sequence[int | None]) -> Column:
     return np.fromiter(known, np.int64, len(values))
 
 
-def stacked(tables: Sequence[EventTable]) -> EventTable:
-    """Return the rows of all tables, one table after the other."""
+def stacked(tables: Sequence[EventTable], order: Rows | slice = slice(None)) -> EventTable:
+    """Return the rows of all tables, one table after the other; of these, the rows of `order`."""
     columns: dict[str, Any] = {}
-    for name in _COLUMNS:
-        columns[name] = np.concatenate([getattr(table, name) for table in tables])
-    kinds = np.cumsum([0, *(len(table.firsts) for table in tables)])
-    columns["like"] += np.repeat(kinds[:-1], [len(table) for table in tables])
+    for name in _COLUMNS:  # One after the other: the columns of millions of rows are large.
+        columns[name] = _column_of_all(tables, name)[order]
     own: dict[str, Column] = {}
     for name in dict.fromkeys(chain.from_iterable(table.own for table in tables)):
-        own[name] = np.concatenate([table.column(name) for table in tables])
+        own[name] = np.concatenate([table.column(name) for table in tables])[order]
     firsts = chain.from_iterable(table.firsts for table in tables)
     return EventTable(list(firsts), **columns, own=own)
 
 
+def _column_of_all(tables: Sequence[EventTable], name: str) -> np.ndarray:
+    columns = [getattr(table, name) for table in tables]
+    if name == "like":
+        kinds = np.cumsum([0, *(len(table.firsts) for table in tables)])
+        columns = [like + first for like, first in zip(columns, kinds.tolist(), strict=False)]
+    return np.concatenate(columns)
+
+
 def joined(tables: Sequence[EventTable]) -> EventTable:
     """Return all their rows in the order of start, rank and number."""
-    table = stacked(tables)
-    return table.part(np.lexsort((table.number, table.rank, table.start_ns)))
+    keys = [_column_of_all(tables, name) for name in ("number", "rank", "start_ns")]
+    return stacked(tables, np.lexsort(keys))
 
 
 def find(numbers: Column, among: Column) -> tuple[Rows, Mask]:

@@ -16,7 +16,6 @@ from typing import cast
 import numpy as np
 
 from dlearn.events.event import Bucket, Collective, Event, Gradient
-from dlearn.events.event_table import Rows
 from dlearn.join.selection import Selection
 from dlearn.join.tables.operation_table import BucketLabel
 
@@ -28,7 +27,7 @@ Tables = dict[int, dict[int, Bucket]]
 """The buckets that a process has shown so far: of each model, by their index."""
 
 
-def assign(whole: Selection) -> tuple[list[BucketLabel], Rows]:
+def assign(whole: Selection) -> tuple[list[BucketLabel], np.ndarray]:
     """Return what DDP's all-reduces send, and the index of it for each event: a bucket, UNKNOWN or USED_MAP.
 
     Index 0 is nothing. Backward passes are independent: of those in which the same has happened in
@@ -47,7 +46,7 @@ def assign(whole: Selection) -> tuple[list[BucketLabel], Rows]:
     happened = np.stack([table.like[rows], shown], axis=1)
     new = (np.diff(table.backward[rows]) != 0) | (np.diff(table.rank[rows]) != 0)
     numbers = {BucketLabel(): 0}
-    label = np.zeros(len(table), np.intp)
+    label = np.zeros(len(table), np.int32)
     seen: dict[bytes, list[int]] = {}
     for begin, end in pairwise([0, *(np.flatnonzero(new) + 1).tolist(), len(rows)]):
         same = happened[begin:end].tobytes()

@@ -215,11 +215,11 @@ class OperationTable:
     end_row: Rows
     missing: dict[int, tuple[int, ...]]
     labels: Sequence[BucketLabel] = (BucketLabel(),)
-    label_of: Rows = field(default_factory=lambda: np.empty(0, np.intp))
+    label_of: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
 
     def __post_init__(self) -> None:
-        # No event behind the recorded ones has a label.
-        self.label_of = np.append(self.label_of, np.zeros(len(self.events) - len(self.label_of), np.intp))
+        if more := len(self.events) - len(self.label_of):  # No event behind the recorded ones has a label.
+            self.label_of = np.append(self.label_of, np.zeros(more, np.int32))
         self._made: list[Operation | None] = [None] * len(self.like)
 
     def __len__(self) -> int:
@@ -233,6 +233,8 @@ class OperationTable:
 
     def with_more(self, more: Sequence[tuple[OperationClass, End]]) -> OperationTable:
         """Return the table with a row behind its own for each of these calls of one end."""
+        if not more:
+            return self
         rows = [self.events.row_of(end.rank, end.number) for _, end in more]
         return replace(
             self,
