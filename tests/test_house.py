@@ -156,7 +156,7 @@ LINES = {
     "dlearn/recorder": 736,
     "dlearn/scripts": 928,
     "dlearn/sources": 336,
-    "docs": 1_962,
+    "docs": 1_952,
     "notebooks": 11_033,
     "tests": 15_908,
     "tools": 184,
