@@ -22,7 +22,7 @@ from traces import Job, header
 
 from dlearn import draw, messages, operations
 from dlearn.draw.palette import contrast
-from dlearn.live.paused_page import HeldPage
+from dlearn.live.paused_page import PausedPage
 from dlearn.play import Player, player, strip
 
 pytest.importorskip("playwright", reason="nobody can click without playwright: `make test-all` installs it")
@@ -261,7 +261,7 @@ def test_a_packet_moves_from_sender_to_receiver_and_only_then_is_its_part_there(
 
 def test_a_player_that_was_hidden_is_as_large_as_before(browser, reduced, tmp_path):
     """A tab that is left and found again, and one that was hidden when the page came."""
-    scaled = "root => root.querySelector('.stage').viewBox.baseVal.width - root.querySelector('.picture').clientWidth"
+    scaled = "root => root.querySelector('.stage').clientWidth - root.querySelector('.picture').clientWidth"
     with opened(browser, (tmp_path / "stage.html").as_uri()) as page:
         root = page.locator(".dlearn-player")
         for change in ("display = 'none'", "display = ''"):
@@ -454,14 +454,14 @@ def joined(page: Page, run: str, state: dict[str, Any]) -> None:
 
 
 def test_each_state_of_held_jobs_is_drawn_and_a_click_reaches_its_own_run_only(browser, tmp_path):
-    """Two of them on one page."""
-    jobs = {"one": Held(), "two": Held()}
-    pages = {run: HeldPage(job, run) for run, job in jobs.items()}
-    assert [page.state()["stage"]["pairs"] for page in pages.values()] == [[[0, 1]]] * 2  # The receive's is the same.
+    jobs = {"one": Held(), "two": Held()}  # On one page.
+    pages = {run: PausedPage(job, run) for run, job in jobs.items()}
+    wires = [wire for page in pages.values() for wire in page.state()["stage"]["wires"]]
+    assert [(wire["src"], wire["dst"]) for wire in wires] == [(0, 1), (2, -1)] * 2  # The receive's is the send's.
     stages = "".join(page.html() for page in pages.values())
     (tmp_path / "held.html").write_text(f"<!doctype html><meta charset=utf-8><body>{stages}</body>", encoding="utf-8")
     with opened(browser, (tmp_path / "held.html").as_uri()) as page:
-        one, two = page.locator(".dlearn-held").all()
+        one, two = page.locator(".dlearn-paused").all()
         expect(one.locator(".packet").or_(two.locator(".packet"))).to_have_count(6)
         assert page.locator("button").count() == 0, "no kernel answers"
         for run, shown in pages.items():
@@ -631,7 +631,7 @@ def passed(root: Locator, count: int) -> None:
 def test_a_held_ring_is_stepped_to_its_end_and_comes_back_after_a_reload(browser, lab):
     with notebook(browser, lab, "ring", HELD, "print(run.join(60).results)") as page:
         run_cell(page, 0)
-        root = page.locator(".dlearn-held")
+        root = page.locator(".dlearn-paused")
         expect(root.locator(".packet")).to_have_count(3)
         passed(root, 0)
         root.locator("[data-act=step]").click()
@@ -641,7 +641,7 @@ def test_a_held_ring_is_stepped_to_its_end_and_comes_back_after_a_reload(browser
         passed(root, 2)
         save(page)
         with opened(browser, lab.exported("ring.ipynb").as_uri()) as alone:
-            shown = alone.locator(".dlearn-held")
+            shown = alone.locator(".dlearn-paused")
             expect(shown.locator(".packet")).to_have_count(3)
             expect(shown.locator(".position")).to_contain_text("as it was: no kernel answers")
             assert shown.locator("button").count() == 0

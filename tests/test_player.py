@@ -61,7 +61,7 @@ def test_a_page_plays_all_messages_and_tells_the_same_sentences(trace):
     shown, page = player(trace), player(trace).to_html()
     data = unpacked(page)[0]
     assert data["sentences"] == list(shown.sentences)
-    played = sum(pair >= 0 for pair in data["steps"].get("pair", ()))
+    played = sum(step["dst"] >= 0 for step in data["steps"])
     came = [message for message in messages(trace) if message.how != "missing"]
     assert len(came) <= played <= len(messages(trace))
     assert page.count("</script>") == page.count("<script")

@@ -37,7 +37,7 @@ def main() -> None:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         shown = browser.new_page(viewport={"width": 900, "height": 520})
         shown.goto(file.as_uri())
-        shown.locator(".dlearn-held").screenshot(path=OUT)
+        shown.locator(".dlearn-paused").screenshot(path=OUT)
         browser.close()
     run.end()
 

@@ -29,7 +29,7 @@ from dlearn.events.job_facts import Exit, Stopped, Switched
 from dlearn.events.options import Measure, Options
 from dlearn.events.writer import file_of_rank, note_end
 from dlearn.live.gate_server import GateServer, Hold
-from dlearn.live.live_display import LiveDisplay
+from dlearn.live.live_rows import LiveDisplay
 from dlearn.network.link import Link
 from dlearn.network.live import LiveNetwork
 from dlearn.network.namespace import DEVICE, NotPermitted

@@ -11,7 +11,7 @@ from dlearn.cluster.run import Run
 from dlearn.errors import DlearnError, SetupError
 from dlearn.live.gate_server import GateServer
 from dlearn.live.paused_job import PausedJob
-from dlearn.live.paused_page import HeldPage
+from dlearn.live.paused_page import PausedPage
 from dlearn.shown import Paragraph, Table
 
 
@@ -29,7 +29,7 @@ class PausedRun(PausedJob, Run):
         return paused
 
     _job: _Job
-    _page: HeldPage | None = None
+    _page: PausedPage | None = None
 
     def join(self, timeout: float | None = None) -> PausedRun:
         """Wait for the end, and raise what `Cluster.run` would. DlearnError if it has not come after `timeout`."""
@@ -57,7 +57,7 @@ class PausedRun(PausedJob, Run):
         """Show its stage while it is under way; without anywidget no buttons act on it."""
         if not self.under_way:
             return {"text/html": self._repr_html_(), "text/plain": str(self)}
-        self._page = self._page or HeldPage(self, self.folder.name)
+        self._page = self._page or PausedPage(self, self.folder.name)
         with suppress(SetupError):
             self._page.open()
         return {"text/html": self._page.html(), "text/plain": str(self)}

@@ -22,8 +22,7 @@ from dlearn.cluster.rank_process import DEATH_SECONDS, RankProcess, StackLine
 from dlearn.cluster.rank_protocol import FINISH, Call
 from dlearn.errors import SetupError
 from dlearn.events.agent_log import LOOK_SECONDS, PAUSE_SECONDS, SUFFIX
-from dlearn.live.live_display import LiveDisplay
-from dlearn.live.live_rows import LiveRows
+from dlearn.live.live_rows import LiveDisplay, LiveRows
 
 GRACE_SECONDS = 0.5
 """After one rank has failed: the others' time to notice, before they are ended; longer if they starve."""

@@ -89,11 +89,12 @@ class Follower:
         if cut:
             self._skip(new[:cut])
         for line in new[cut:].splitlines():
-            # Damage is told when the trace is read as a whole; an event may be of another's Source.
+            # Damage is reported when the trace is read as a whole; an event may be of another's Source.
             with suppress(ValueError, KeyError):
                 self._take(line)
         now = time.monotonic_ns() // _NS
-        self.seconds = {second: each for second, each in self.seconds.items() if second > now - LANE_SECONDS - 1}
+        for old in [second for second in self.seconds if second < now - LANE_SECONDS]:
+            del self.seconds[old]
 
     def _skip(self, lines: bytes) -> None:
         """Read only the facts of these lines; how long the calls took follows from the first line behind them."""
@@ -120,7 +121,7 @@ class Follower:
             elif isinstance(fact, Call) and fact.end_ns is None:
                 self._begin(fact)
             return
-        numbers = [int(each) for each in line[1:-1].split(b",")]
+        numbers = [int(number) for number in line[1:-1].split(b",")]
         if len(numbers) == 3:
             self._end(numbers[0], numbers[1])
             return
@@ -158,7 +159,7 @@ class Follower:
         self.open[call.number] = call
         if call.op != "recv":
             given = call.inputs if isinstance(call, Collective) else call.tensors
-            self._second(call.start_ns).given_bytes += sum(each.payload_bytes for each in given)
+            self._second(call.start_ns).given_bytes += sum(tensor.payload_bytes for tensor in given)
         self.begun_ns = self.begun_ns or call.start_ns
         self.last_ns = max(self.last_ns, call.start_ns)
         if isinstance(call, Collective):
@@ -218,9 +219,10 @@ class Follower:
         if not self.begun_ns:
             return None
         since_ns = max(self.begun_ns, now_ns - LANE_SECONDS * _NS)
-        seconds = [each for second, each in self.seconds.items() if (second + 1) * _NS > since_ns]
-        known_ns = now_ns - since_ns - sum(each.unread_ns for each in seconds)
-        return sum(each.given_bytes for each in seconds) / known_ns * 1e9 if known_ns > 0 else None
+        seconds = [second for at, second in self.seconds.items() if (at + 1) * _NS > since_ns]
+        known_ns = now_ns - since_ns - sum(second.unread_ns for second in seconds)
+        given_bytes = sum(second.given_bytes for second in seconds)
+        return given_bytes / known_ns * 1e9 if known_ns > 0 else None
 
     def waits_since(self, start_ns: int, now_ns: int) -> None:
         """Count all seconds since then as waiting: the ranks that it waits for have not come yet."""

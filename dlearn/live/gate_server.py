@@ -1,6 +1,6 @@
-"""The notebook's end of the gate: the calls that wait there, and the order in which they are let through.
+"""The server of the gate: the calls that wait there, and the order in which they are let through.
 
-The ranks' end is dlearn/hooks/gate.py.
+The client, in each rank, is dlearn/hooks/gate.py.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from typing import Any
 from dlearn.errors import DlearnError, SetupError
 
 Name = int | str
+Activity = dict[str, Any]  # What a rank says that it does: hooks/gate.py.
 
 
 @dataclass(frozen=True)
-class HeldCall:
+class PausedCall:
     """A call that waits before torch gets it: which of its rank's calls (from 1), to whom, payload, line of code.
 
     `to` is a rank, the name of an RPC worker, or None (the group, or any); it is made in these `spans`.
@@ -65,18 +66,19 @@ class Passed:
 
 
 Schedule = Sequence[Passed]
-Hold = bool | Callable[[HeldCall], object] | Schedule  # Everything, what it says, or in this order.
+Hold = bool | Callable[[PausedCall], object] | Schedule  # Everything, what it says, or in this order.
 
 
 def check_hold(hold: object, names: Sequence[Name]) -> None:
-    """Raise SetupError unless this is one of the three, for a job of these ranks."""
+    """Raise SetupError unless this is one of the three kinds of `Hold`, for a job of these ranks."""
     if hold is True or callable(hold):
         return
     if not isinstance(hold, Sequence) or isinstance(hold, str | bytes | bytearray):
         raise SetupError(f"hold is True, a function of a call, or a schedule, not {type(hold).__name__}.")
-    for number, each in enumerate(hold, start=1):
-        if not isinstance(each, Passed) or each.rank not in names:
-            raise SetupError(f"item {number} of hold= is {reprlib.repr(each)}, no call of ranks {list(names)}.")
+    for number, item in enumerate(hold, start=1):
+        if not isinstance(item, Passed) or item.rank not in names:
+            is_no_call = f"is {reprlib.repr(item)}, no call of ranks {list(names)}"
+            raise SetupError(f"item {number} of hold= {is_no_call}.")
 
 
 class GateServer:
@@ -89,11 +91,11 @@ class GateServer:
         self.names: tuple[Name, ...] = tuple(names or ())
         check_hold(hold, self.names)
         self._expected = len(names) if names is not None else None
-        self._condition: Callable[[HeldCall], object] | None = hold if callable(hold) else None
+        self._condition: Callable[[PausedCall], object] | None = hold if callable(hold) else None
         self._ahead = list(hold) if isinstance(hold, Sequence) else None
         self.changed = threading.Condition()
-        self.calls: list[HeldCall] = []
-        self.judged: dict[int, HeldCall] = {}  # The condition is asked of them, by this thread.
+        self.calls: list[PausedCall] = []
+        self.judged: dict[int, PausedCall] = {}  # The condition is asked of them, by this thread.
         self.passed: list[Passed] = []
         self._fresh: set[tuple[Name, int]] = set()  # Calls since one was let through.
         self.unnoted: set[tuple[Name, int]] = set()  # Let through, not yet recorded.
@@ -101,7 +103,8 @@ class GateServer:
         self._returned: set[Name] = set()
         self.is_open = False
         self.changes = 0  # How often a rank has come, called, gone on or ended.
-        self.answers: dict[int, dict[Name, dict[str, Any]]] = {}  # By the number of the question.
+        self.answers: dict[int, dict[Name, Activity]] = {}  # By the number of the question.
+        self._numbers = itertools.count(1)
         self._silent: set[Name] = set()  # Ranks that have not answered the last question.
         self.trouble = ""
         self.on_trouble: Callable[[], None] = lambda: None
@@ -130,7 +133,7 @@ class GateServer:
         self._listener.close()
 
     def _serve(self, connection: socket.socket) -> None:
-        """Read what a rank sends until its end. An error ends the job: the rank would wait for ever."""
+        """Read the lines of one rank until its end. An error ends the job, as the rank would wait for ever."""
         name: Name | None = None
         try:
             with connection, connection.makefile("rb") as lines, suppress(OSError):
@@ -140,7 +143,7 @@ class GateServer:
                         name = self._came(said["rank"], said["size"], connection)
                     else:
                         self._hear(name, said)
-        except BaseException as error:  # On this thread nothing else would tell of it.
+        except BaseException as error:  # On this thread nothing else would report it.
             self._fail(f"the gate of rank {name} failed, {error!r}; the ranks were ended")
         with self.changed:
             self.changes += 1
@@ -179,14 +182,14 @@ class GateServer:
                 self.answers.get(said.pop("asked"), {})[name] = said
             self.changed.notify_all()
 
-    def _arrived(self, name: Name, told: dict[str, Any]) -> None:
-        to = told.pop("to")
-        told["spans"] = tuple(told["spans"])
-        call = HeldCall(rank=name, to=self.names[to] if isinstance(to, int) else to, **told)
+    def _arrived(self, name: Name, facts: dict[str, Any]) -> None:
+        to = facts.pop("to")
+        facts["spans"] = tuple(facts["spans"])
+        call = PausedCall(rank=name, to=self.names[to] if isinstance(to, int) else to, **facts)
         thread = threading.get_ident()
         self.judged[thread] = call
         try:
-            held = self._condition is None or self.is_open or bool(self._condition(call))
+            paused = self._condition is None or self.is_open or bool(self._condition(call))
         except BaseException as error:  # It is the user's, and may call sys.exit().
             raised = f"raised {type(error).__name__} at {call}: {error}"
             self._fail(f"the condition of hold= {raised}; the ranks were ended")
@@ -199,7 +202,7 @@ class GateServer:
             self.changes += 1
             self._fresh.add((name, call.number))
             self.calls.append(call)
-            if not held:
+            if not paused:
                 self._pass(call)
             self._replay()
             self.changed.notify_all()
@@ -208,10 +211,10 @@ class GateServer:
         with self.changed:
             self.trouble = self.trouble or why
             self.changed.notify_all()
-        # Ending the ranks takes a moment, and whoever calls this may have the lock.
+        # Ending the ranks takes a moment, and the caller may have the lock.
         threading.Thread(target=self.on_trouble, daemon=True, name="dlearn-gate").start()
 
-    def _pass(self, call: HeldCall) -> None:
+    def _pass(self, call: PausedCall) -> None:
         key = (call.rank, call.number)
         self.changes += 1
         self.calls.remove(call)
@@ -246,7 +249,7 @@ class GateServer:
     def _why_never(self, due: Passed, waiting: set[tuple[Name, int]]) -> str:
         """Say why this call, or one beside it, cannot come; "" if it can, or its rank has failed."""
         for rank, number in ((due.rank, due.number), *sorted(due.beside - waiting)):
-            made = sum(each.rank == rank for each in self.passed)
+            made = sum(call.rank == rank for call in self.passed)
             has = f"the schedule has call {number} of rank {rank} next"
             if number <= made:
                 return f"{has}, which has been let through before"
@@ -261,7 +264,7 @@ class GateServer:
             if self._ahead and not self.is_open:
                 self.trouble = self.trouble or self._why_never(self._ahead[0], set())
 
-    def let_through(self, choose: Callable[[list[HeldCall]], HeldCall | None]) -> HeldCall | None:
+    def let_through(self, choose: Callable[[list[PausedCall]], PausedCall | None]) -> PausedCall | None:
         """Let the call through that `choose` picks of those that wait now; None if it picks none."""
         with self.changed:
             if self.trouble:
@@ -271,13 +274,20 @@ class GateServer:
                 self._pass(call)
             return call
 
-    def ask(self, number: int) -> set[Name]:
-        """Ask each rank that is here what it does. One that owes an answer may be stopped, and is not asked."""
-        here = self.connections.keys() - self.ended
-        for name in here - self._silent:
-            self._silent.add(name)
-            self._say(name, b"?%d\n" % number)
-        return here
+    def ask(self, is_over: Callable[[], bool], seconds: float) -> dict[Name, Activity]:
+        """Return what each rank does that answers in time, or before `is_over`.
+
+        One that does not computes, and lets no thread in; one that owes an answer is not asked again.
+        """
+        number = next(self._numbers)
+        with self.changed:
+            answers = self.answers[number] = {}
+            here = self.connections.keys() - self.ended
+            for name in here - self._silent:
+                self._silent.add(name)
+                self._say(name, b"?%d\n" % number)
+            self.changed.wait_for(lambda: is_over() or here <= answers.keys() | self.ended, seconds)
+            return self.answers.pop(number)
 
     def wait_for_records(self, seconds: float) -> None:
         """Wait until all calls that were let through are in the records, or for so long."""
@@ -285,7 +295,7 @@ class GateServer:
             self.changed.wait_for(lambda: not self.unnoted or self.is_open, seconds)
 
     def is_stopped(self, name: Name) -> bool:
-        """Look whether the rank's process is stopped, by SIGSTOP or a debugger."""
+        """Return whether the rank's process is stopped, by SIGSTOP or a debugger."""
         with suppress(OSError, KeyError, AttributeError):  # It is not here; or this is no Linux.
             peer = self.connections[name].getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
             stat = Path(f"/proc/{struct.unpack('3i', peer)[0]}/stat").read_text()

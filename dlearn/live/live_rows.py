@@ -1,12 +1,18 @@
-"""What each rank does now, in a row each, and who hangs: read from the trace files that are being written anyway."""
+"""What each rank does now, in a row each, and which ranks hang: read from the trace files while they are written.
+
+In a notebook one output shows them, which changes in place, in a terminal some lines.
+"""
 
 from __future__ import annotations
 
+import html
+import sys
 import textwrap
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dlearn.analysis.hanging.hang_detection import Hang, hangs, last_seen
 from dlearn.analysis.hanging.hang_report import report
@@ -14,7 +20,7 @@ from dlearn.errors import TraceError
 from dlearn.events.event import Collective, RpcCall
 from dlearn.events.printable import printable
 from dlearn.live.follower import Call, Follower
-from dlearn.shown import Table, size_text
+from dlearn.shown import Table, in_a_notebook, size_text
 from dlearn.trace import Trace
 
 MOST_ROWS = 8
@@ -24,6 +30,9 @@ HANGS_SECONDS = 3.0  # After so long inside of a call the trace is read: which r
 MOST_BYTES = 50_000_000  # Of a larger trace it is not asked: reading it would take seconds.
 SHARE = 0.005  # Of a core, at most, for asking who hangs.
 _LONGEST_NAME = 12
+LIVE = {"dlearn": "live"}  # Metadata of an output that depends on how long a cell took.
+_HANG_STYLE = "color:var(--jp-error-color1,#b40426);margin:2px 0"
+_ROWS_STYLE = "font-family:var(--jp-code-font-family,monospace);white-space:pre"
 
 
 @dataclass(frozen=True)
@@ -47,7 +56,7 @@ class LiveRows:
     def __init__(self, folder: Path, names: Sequence[str] = ()) -> None:
         self._folder, self._names = folder, names
         self._files: dict[Path, Follower] = {}
-        self._asked: frozenset[tuple[int, int]] = frozenset()
+        self._asked: set[tuple[int, int]] = set()
         self._ask_again = 0.0
         self.hang = ""  # Who waits for whom once a wait has lasted three seconds; else "".
 
@@ -62,7 +71,8 @@ class LiveRows:
         except OSError:  # The folder has just been tidied away, or is not there yet.
             return []
         self._ask_who_hangs()
-        return [self._row(each) for each in sorted(self._files.values(), key=lambda each: each.rank)]
+        followers = sorted(self._files.values(), key=lambda follower: follower.rank)
+        return [self._row(follower) for follower in followers]
 
     def lines(self) -> list[str]:
         """Return the first rows as text, at most 80 columns wide, and the sentence of a hang."""
@@ -98,7 +108,7 @@ class LiveRows:
         """Say what a rank does, and since when if that is long."""
         if rank.ended or rank.is_gone:
             return "has ended" if rank.ended else "gone"
-        call = min(rank.open.values(), key=lambda each: each.start_ns, default=None)
+        call = min(rank.open.values(), key=lambda call: call.start_ns, default=None)
         since_ns = rank.last_ns if call is None else call.start_ns
         seconds = (now_ns - since_ns) / 1e9
         for_long = f" for {seconds:.1f} s" if since_ns and seconds >= WAITS_SECONDS else ""
@@ -124,28 +134,30 @@ class LiveRows:
         """Read the whole trace once for each set of calls that last too long: it says for whom they wait, and why."""
         now = time.monotonic()
         long_ago_ns = time.monotonic_ns() - round(1e9 * HANGS_SECONDS)
-        files = [each for each in self._files.values() if not each.ended]
-        stuck = frozenset(
-            (each.rank, call.number) for each in files for call in each.open.values() if call.start_ns < long_ago_ns
-        )
+        stuck = set()
+        for rank in self._files.values():
+            long = [call.number for call in rank.open.values() if call.start_ns < long_ago_ns]
+            stuck |= {(rank.rank, number) for number in long if not rank.ended}
         if not stuck:
             self._asked, self.hang = stuck, ""
         elif stuck != self._asked and now >= self._ask_again:
             began = time.thread_time()
-            self._asked, self.hang = stuck, self._told()
+            self._asked, self.hang = stuck, self._report()
             self._ask_again = now + (time.thread_time() - began) / SHARE
 
-    def _told(self) -> str:
-        if sum(each.read_to for each in self._files.values()) > MOST_BYTES:
+    def _report(self) -> str:
+        """Say which ranks hang, by the whole trace."""
+        if sum(rank.read_to for rank in self._files.values()) > MOST_BYTES:
             return "a call lasts long; this trace is too large to be read while it grows: see explain(run.trace)"
         try:
             trace = Trace.load(self._folder)
         except TraceError:  # A line is half written, or the first is: the rows say what is known.
             return ""
-        stuck = [each for each in hangs(trace) if waits_for_a_call(each)]
+        stuck = [hang for hang in hangs(trace) if waits_for_a_call(hang)]
         known = last_seen(trace)
-        idle = [each.rank for each in self._files.values() if not each.open and each.rank not in known]
-        return "\n".join(told.sentence for told in report(stuck, trace, dict.fromkeys(idle, "computes")))
+        unseen = [rank for rank in self._files.values() if rank.rank not in known]
+        doing = {rank.rank: "computes" for rank in unseen if not rank.open}
+        return "\n".join(reported.sentence for reported in report(stuck, trace, doing))
 
 
 def waits_for_a_call(hang: Hang) -> bool:
@@ -161,3 +173,69 @@ def _what(call: Call) -> str:
     index = call.bucket_index if isinstance(call, Collective) else None
     bucket = f", bucket {index}" if index is not None else ""
     return f"{call.op} #{call.seq}{bucket}"
+
+
+class LiveDisplay:
+    """An output that appears after two seconds and changes once a second; at the end one sentence is left."""
+
+    AFTER_SECONDS, AGAIN_SECONDS = 2.0, 1.0
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+        self._next = self._start + self.AFTER_SECONDS
+        self._lines: list[str] = []
+        self._output: Any = None
+
+    def __enter__(self) -> LiveDisplay:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        if failure[0] is not None:
+            self.step_aside()
+            self.end_with("")
+
+    def update(self, head: str, rows: LiveRows | None = None) -> None:
+        """Show the head, how long it has taken, and the rows, which are read only if they are to be shown."""
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + self.AGAIN_SECONDS
+        head = f"{head}, {now - self._start:.0f} s"
+        if in_a_notebook():
+            self._show_output(head, rows)
+        elif sys.stderr.isatty():
+            self._show_lines([head, *(rows.lines() if rows is not None else [])])
+
+    def step_aside(self) -> None:
+        """Clear a terminal's lines before something else is printed: they come back below it."""
+        if self._lines:
+            self._show_lines([])
+
+    def end_with(self, sentence: str) -> None:
+        """Replace the rows, where there were any, by a sentence: the run has ended."""
+        if self._output is not None:
+            self._replace({"text/html": f"<p>{html.escape(sentence)}</p>", "text/plain": sentence})
+
+    def _show_output(self, head: str, rows: LiveRows | None) -> None:
+        lines, shown = [head], f"<p><strong>{html.escape(head)}</strong></p>"
+        if rows is not None:
+            table, hang = rows.table(), rows.hang.splitlines()
+            lines += [*table.lines(), *hang]
+            if len(table.rows) > 1:
+                shown += f'<div style="{_ROWS_STYLE}">{table.html()}</div>'
+            for sentence in hang:
+                shown += f'<p role="status" style="{_HANG_STYLE}">{html.escape(sentence)}</p>'
+        self._replace({"text/html": shown, "text/plain": "\n".join(lines)})
+
+    def _replace(self, data: dict[str, str]) -> None:
+        if self._output is not None:
+            self._output.update(data, raw=True, metadata=LIVE)
+            return
+        from IPython.display import display
+
+        self._output = display(data, raw=True, display_id=True, metadata=LIVE)  # type: ignore[no-untyped-call]
+
+    def _show_lines(self, lines: list[str]) -> None:
+        up = "\033[1A\033[K" * (len(self._lines) - 1)
+        print(f"\r\033[K{up}" + "\n".join(lines), end="", file=sys.stderr, flush=True)
+        self._lines = lines

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 import threading
 import time
@@ -10,12 +9,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from dlearn.analysis.hanging.hang_detection import exit_text, hangs, inside
 from dlearn.analysis.hanging.hang_report import call_text, report
 from dlearn.errors import DlearnError, TraceError
-from dlearn.live.gate_server import GateServer, HeldCall, Name, Passed
+from dlearn.live.gate_server import Activity, GateServer, Name, Passed, PausedCall
 from dlearn.live.live_rows import waits_for_a_call
 from dlearn.shown import Paragraph, Shown, Table
 from dlearn.trace import Trace
@@ -26,13 +25,10 @@ ACTIVE_SHARE = 0.2  # Of that time: a rank whose threads run longer is on its wa
 LOCKED_SECONDS = 5.0  # After which a function that runs for another rank is taken to wait at a lock.
 TELL_SECONDS = 2.0  # After which it is said which ranks are waited for.
 
-Activity = dict[str, Any]  # As dlearn/hooks/gate.py has it.
-_numbers = itertools.count(1)
-
-Choice = Callable[[list[HeldCall]], HeldCall | None]
+Choice = Callable[[list[PausedCall]], PausedCall | None]
 
 
-class WaitingCalls(Shown, tuple[HeldCall, ...]):
+class WaitingCalls(Shown, tuple[PausedCall, ...]):
     """What waits at the gate, in the order of arrival. `why` says why nothing does."""
 
     why = ""
@@ -46,7 +42,7 @@ class WaitingCalls(Shown, tuple[HeldCall, ...]):
 
 
 class PausedJob:
-    """It is under way: what waits, what each rank does, and who is let through."""
+    """A job under way: what waits at the gate, what each rank does, and which calls are let through."""
 
     gate_server: GateServer
     trace_folder: Path
@@ -86,8 +82,8 @@ class PausedJob:
             return ""
         gate = {names.index(call.rank): f"waits at the gate with {call.op}" for call in self.gate_server.calls}
         # What all have come to goes on when its steps are let through.
-        stuck = [each for each in hangs(trace) if not gate or waits_for_a_call(each)]
-        return "\n".join(told.sentence for told in report(stuck, trace, gate))
+        stuck = [hang for hang in hangs(trace) if not gate or waits_for_a_call(hang)]
+        return "\n".join(reported.sentence for reported in report(stuck, trace, gate))
 
     @property
     def trace(self) -> Trace:
@@ -112,16 +108,16 @@ class PausedJob:
 
     def _now(self, rank: int, name: Name, trace: Trace, rpc: dict[int, str]) -> str:
         judged = {call.rank: call for call in dict(self.gate_server.judged).values()}
-        held = {call.rank: call for call in self.gate_server.calls}
+        paused = {call.rank: call for call in self.gate_server.calls}
         if self.gate_server.is_stopped(name):
             return "is stopped (SIGSTOP or a debugger: state T)"
-        if name in held:
-            return f"waits at the gate: {held[name].text}"
+        if name in paused:
+            return f"waits at the gate: {paused[name].text}"
         if name in judged:
             return f"waits for the condition of hold=: {judged[name].text}"
         if name not in self.gate_server.connections and self.under_way:
             return "starting"
-        process = next((each for each in trace.processes if each.rank == rank), None)
+        process = next((process for process in trace.processes if process.rank == rank), None)
         call = inside(trace, rank)
         if process is not None and process.exit_status is not None:
             return exit_text(process.exit_status)
@@ -135,7 +131,7 @@ class PausedJob:
         serves = process is not None and process.worker is not None
         return "serves others" if serves else "has ended"
 
-    def step(self, *, patience: float | None = None) -> HeldCall | None:
+    def step(self, *, patience: float | None = None) -> PausedCall | None:
         """Let the call through that waits longest; None if all ranks have ended, or the gate is open.
 
         A rank that starts or computes is waited for, with `patience` for so many seconds. DlearnError if no call comes.
@@ -154,7 +150,7 @@ class PausedJob:
             if self._let_through(patience, rank) is None:
                 raise self._nothing_came(f"rank {rank}")
 
-    def let_through_now(self, rank: Name | None = None) -> HeldCall | None:
+    def let_through_now(self, rank: Name | None = None) -> PausedCall | None:
         """Let the first call that waits (of this rank) through; None if none waits."""
         return self.gate_server.let_through(partial(_first, rank=rank))
 
@@ -165,25 +161,27 @@ class PausedJob:
         rank: Name | None = None,
         span: str | None = None,
         patience: float | None = None,
-    ) -> HeldCall | None:
-        """Let all calls through up to the first of this op, this rank, or in this span of the program's, which waits
-        then; None if there was none. `patience` and errors as for `step`."""
+    ) -> PausedCall | None:
+        """Let all calls through up to the first of this op and rank, in this span, and return it: it waits then.
+
+        None if there was none; `patience` and errors as for `step`.
+        """
         if rank is not None:
             self._check_rank(rank)
 
-        def is_it(call: HeldCall) -> bool:
-            asked = op in (None, call.op) and rank in (None, call.rank)
-            return asked and span in (None, *call.spans)
+        def is_wanted(call: PausedCall) -> bool:
+            of_rank = op in (None, call.op) and rank in (None, call.rank)
+            return of_rank and span in (None, *call.spans)
 
-        def passes(calls: list[HeldCall]) -> HeldCall | None:
-            return None if any(map(is_it, calls)) else _first(calls)
+        def before_it(calls: list[PausedCall]) -> PausedCall | None:
+            return None if any(map(is_wanted, calls)) else _first(calls)
 
-        while self._let_through(patience, choose=passes) is not None:
+        while self._let_through(patience, choose=before_it) is not None:
             pass
-        found = next(filter(is_it, self.gate_server.calls), None)
-        if found is None and not self.gate_server.over:
+        call = next(filter(is_wanted, self.gate_server.calls), None)
+        if call is None and not self.gate_server.over:
             raise self._nothing_came("any rank")
-        return found
+        return call
 
     def free(self) -> Self:
         """Open the gate for good; returns this run, whose `join()` waits for its end."""
@@ -192,7 +190,7 @@ class PausedJob:
 
     def _let_through(
         self, patience: float | None, rank: Name | None = None, choose: Choice | None = None
-    ) -> HeldCall | None:
+    ) -> PausedCall | None:
         """Let the first call (of this rank) through once it waits, or the one that `choose` picks then."""
         of_rank = partial(_first, rank=rank)
         self._settle(lambda seconds: of_rank(self.gate_server.calls) or (patience is not None and seconds >= patience))
@@ -215,7 +213,7 @@ class PausedJob:
         return any(inside(trace, number) is not None for number in numbers - stuck)
 
     def _check_rank(self, rank: Name) -> None:
-        """Raise DlearnError if it is not there. A script's ranks are known when one has come."""
+        """Raise DlearnError if there is no such rank. A script's ranks are known when one has come."""
         names = self.gate_server.names
         if names and rank not in names:
             raise DlearnError(f"there is no rank {rank!r}; the ranks of this job are {list(names)}.")
@@ -231,29 +229,30 @@ class PausedJob:
             return "it was opened for good"
         if self.gate_server.over:
             return "all ranks have ended"
-        each = (f"{_rank_text(name)} {now}" for name, now in self.ranks.items())
-        return self.hang or "; ".join(each) or "no rank has come yet"
+        words = [f"{rank_text(name)} {now}" for name, now in self.ranks.items()]
+        return self.hang or "; ".join(words) or "no rank has come yet"
 
 
-def _first(calls: list[HeldCall], rank: Name | None = None) -> HeldCall | None:
+def _first(calls: list[PausedCall], rank: Name | None = None) -> PausedCall | None:
     """Return the call that waits longest, of this rank if one is given; None if none waits."""
     return next((call for call in calls if rank in (None, call.rank)), None)
 
 
-def _rank_text(name: Name) -> str:
+def rank_text(name: Name) -> str:
     return f"rank {name}" if isinstance(name, int) else name
 
 
 def _rpc_texts(trace: Trace) -> dict[int, str]:
     """Say of ranks for whose answer they wait, or for whom they run a function."""
     texts: dict[int, str] = {}
-    for each in trace.rpc.exchanges:
-        if each.run is not None and each.run.pending:
-            texts.setdefault(each.dst, f"is inside {each.run.function}() for {trace.label(each.src)}")
-        if each.call is not None and each.call.pending and each.call.op == "rpc_sync":
-            line = f" ({each.call.site})" * bool(each.call.site)
-            request = f"in rpc_sync {each.call.function}(){line}"
-            texts[each.src] = f"waits for {trace.label(each.dst)} {request}"
+    for exchange in trace.rpc.exchanges:
+        call, run, caller = exchange.call, exchange.run, trace.label(exchange.src)
+        if run is not None and run.pending:
+            texts.setdefault(exchange.dst, f"is inside {run.function}() for {caller}")
+        if call is not None and call.pending and call.op == "rpc_sync":
+            line = f" ({call.site})" * bool(call.site)
+            callee = trace.label(exchange.dst)
+            texts[exchange.src] = f"waits for {callee} in rpc_sync {call.function}(){line}"
     return texts
 
 
@@ -275,9 +274,9 @@ def settle(gate_server: GateServer, enough: Callable[[float], object]) -> frozen
         if gate_server.all_wait():
             return frozenset()
         seen = gate_server.changes
-        before = _ask(gate_server, is_over)
+        before = gate_server.ask(is_over, QUIET_SECONDS)
         _wait_for_quiet(gate_server, seen, is_over)
-        after = _ask(gate_server, is_over)
+        after = gate_server.ask(is_over, QUIET_SECONDS)
         if seen != last:
             changed, last = time.monotonic(), seen
         with gate_server.changed:
@@ -291,9 +290,9 @@ def settle(gate_server: GateServer, enough: Callable[[float], object]) -> frozen
             if gate_server.changes == seen and gate_server.names and not busy and not is_over():
                 return frozenset(gate_server.names) - here
         if busy and not said and time.monotonic() - began >= TELL_SECONDS:
-            who = ", ".join(map(_rank_text, busy))
-            told = f"dlearn: waiting until {who} calls something (an interrupt ends this wait only)"
-            print(told, file=sys.stderr, flush=True)
+            who = ", ".join(map(rank_text, busy))
+            line = f"dlearn: waiting until {who} calls something (an interrupt ends this wait only)"
+            print(line, file=sys.stderr, flush=True)
             said = True
     return None
 
@@ -301,16 +300,6 @@ def settle(gate_server: GateServer, enough: Callable[[float], object]) -> frozen
 def _wait_for_quiet(gate_server: GateServer, seen: int, is_over: Callable[[], bool]) -> None:
     with gate_server.changed:
         gate_server.changed.wait_for(lambda: gate_server.changes != seen or is_over(), QUIET_SECONDS)
-
-
-def _ask(gate_server: GateServer, is_over: Callable[[], bool]) -> dict[Name, Activity]:
-    """Ask each rank what it does. One that has not answered in time computes, and lets no thread in."""
-    number = next(_numbers)
-    with gate_server.changed:
-        answers = gate_server.answers[number] = {}
-        asked = gate_server.ask(number)
-        gate_server.changed.wait_for(lambda: is_over() or asked <= answers.keys() | gate_server.ended, QUIET_SECONDS)
-        return gate_server.answers.pop(number)
 
 
 def _may_come(before: Activity | None, after: Activity | None, locked: bool) -> bool:

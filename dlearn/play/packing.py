@@ -1,12 +1,12 @@
-"""A walk as the facts that `player.js` reads: a column for each fact about the steps, and each text once."""
+"""A walk as the facts that `player.js` reads: steps, sentences, what each rank holds, and where ranks stand."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from itertools import groupby
 from typing import Any
 
-from dlearn.analysis.replay import Change, StatePanel, Step, Walkthrough
+from dlearn.analysis.replay import Change, Step, Walkthrough
 from dlearn.draw.animation import WIDTH, Spots, spots_of
 from dlearn.draw.autograd_bands import lay_out
 from dlearn.draw.palette import GRADIENT, NODE, SERIES, WORK, look
@@ -16,86 +16,72 @@ from dlearn.shown import RankNames
 
 MOST_NAMES = 8
 """Of more ranks each is its number alone, if it has no name of its own."""
+MIDDLE = -1
+"""The receiver, on the stage of a paused job, of what goes to all ranks."""
 _OWN_COLORS = {"gradient": GRADIENT, "work": WORK, "node": NODE}
-"""Of what is no message: a gradient that is ready, work of a rank, a node that runs."""
+"""Of steps that are no message: a gradient that is ready, work of a rank, a node that runs."""
+
+Pair = tuple[int, int]
+"""The lanes of sender and receiver."""
 
 
 def player_facts(walk: Walkthrough) -> dict[str, Any]:
-    """Return what `player.js` reads. Times are in µs from the first step on; names are numbers of the lists."""
+    """Return what `player.js` reads. A rank is its lane; times are in µs from the first step on."""
     lanes = {rank: lane for lane, rank in enumerate(walk.labels)}
     names = [printable(name) for name in walk.labels.values()]
     short = [printable(walk.labels.short(rank)) for rank in walk.labels]
-    lists: dict[str, dict[Any, int]] = {"pairs": {}, "parts": {}, "texts": {}}
     begin_ns = min((step.at_ns for step in walk.steps), default=0)
-    steps = _step_columns(walk, lanes, begin_ns, lists)
-    panels = {panel.title: number for number, panel in enumerate(walk.panels)}
-
-    def changes(some: Iterable[Change]) -> list[list[int]]:
-        found = []
-        for each in some:
-            if each.rank in lanes:
-                owners = tuple(lanes[rank] for rank in each.owners if rank in lanes)
-                text = _number(lists["texts"], (printable(each.text), each.share, owners))
-                found.append([panels[each.panel], lanes[each.rank], each.index, text])
-        return found
-
-    def panel(each: StatePanel) -> dict[str, Any]:
-        title = printable(each.title)
-        return {"title": title, "lasting": each.lasting, "start": changes(each.start)}
-
-    facts = {
+    numbers = {panel.title: number for number, panel in enumerate(walk.panels)}
+    pairs: dict[Pair, int] = {}
+    steps = []
+    for number, (_, together) in enumerate(groupby(walk.steps, key=lambda step: step.moment)):
+        for step in together:
+            facts = _step(step, lanes, begin_ns) | {"round": number}
+            if facts["dst"] >= 0:
+                pair = facts["src"], facts["dst"]
+                facts["pair"] = pairs.setdefault(pair, len(pairs))
+            steps.append(facts)
+    panels = []
+    for panel in walk.panels:
+        start = _changes(panel.start, lanes, numbers)
+        panels.append({"title": printable(panel.title), "lasting": panel.lasting, "start": start})
+    return {
         "lanes": short if len(names) > MOST_NAMES else names,
         "begin_us": begin_ns // 1000,
         "steps": steps,
         "sentences": [printable(step.sentence) for step in walk.steps],
-        "changes": [changes(step.changes) for step in walk.steps],
-        "panels": list(map(panel, walk.panels)),
-        "graphs": [_graph(each, walk.labels) for each in walk.graphs],
+        "changes": [_changes(step.changes, lanes, numbers) for step in walk.steps],
+        "panels": panels,
+        "graphs": [_graph(graph, walk.labels) for graph in walk.graphs],
         "stage": _stage(walk, lanes),
         "hues": SERIES,
-        **{name: list(items) for name, items in lists.items()},
+        "pairs": [f"{names[src]} → {names[dst]}" for src, dst in pairs],
     }
-    facts["pairs"] = [f"{names[src]} → {names[dst]}" for src, dst in lists["pairs"]]
+
+
+def _step(step: Step, lanes: Mapping[int, int], begin_ns: int) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "src": lanes[step.rank],
+        "dst": -1,
+        "bytes": 0,
+        "how": "missing" if step.absent else "observed",
+        "color": _OWN_COLORS.get(step.op) or look(step.op).color,
+        "control": step.control,
+        "at": (step.at_ns - begin_ns) // 1000,
+        "until": -1 if step.until_ns is None else (step.until_ns - begin_ns) // 1000,
+        "part": printable(step.part),
+        "mark": printable(_mark_of(step)),
+        "highlighted": step.highlighted,
+        "hung": None,
+    }
+    if step.absent:
+        waiting = [lanes[rank] for rank in step.waiting]
+        absent = [lanes[rank] for rank in step.absent]
+        facts["hung"] = waiting, absent, _between(step.never, lanes)
+    if (message := step.message) is not None:
+        facts |= {"src": lanes[message.src], "dst": lanes[message.dst]}
+        facts |= {"bytes": message.payload_bytes, "how": message.how}
     return facts
-
-
-def _step_columns(
-    walk: Walkthrough, lanes: Mapping[int, int], begin_ns: int, lists: Mapping[str, dict[Any, int]]
-) -> dict[str, list[Any]]:
-    columns: dict[str, list[Any]] = defaultdict(list)
-    moment: object = None
-    number = -1
-    for step in walk.steps:
-        number += step.moment != moment
-        moment = step.moment
-        facts: dict[str, Any] = {
-            "src": lanes[step.rank],
-            "dst": -1,
-            "pair": -1,
-            "bytes": 0,
-            "how": "missing" if step.absent else "observed",
-            "color": _OWN_COLORS.get(step.op) or look(step.op).color,
-            "control": int(step.control),
-            "at": (step.at_ns - begin_ns) // 1000,
-            "until": -1 if step.until_ns is None else (step.until_ns - begin_ns) // 1000,
-            "part": _number(lists["parts"], printable(step.part)),
-            "mark": printable(_mark_of(step)),
-            "highlighted": step.highlighted,
-            "hung": _hung(step, lanes) if step.absent else None,
-            "round": number,
-        }
-        if (message := step.message) is not None:
-            pair = lanes[message.src], lanes[message.dst]
-            facts |= {"src": pair[0], "dst": pair[1], "pair": _number(lists["pairs"], pair)}
-            facts |= {"bytes": message.payload_bytes, "how": message.how}
-        for name, value in facts.items():
-            columns[name].append(value)
-    return columns
-
-
-def _number(items: dict[Any, int], item: Hashable) -> int:
-    """Return the item's number, in the order of first mention."""
-    return items.setdefault(item, len(items))
 
 
 def _mark_of(step: Step) -> str:
@@ -112,34 +98,47 @@ def _mark_of(step: Step) -> str:
     return look(step.op).family if step.op.isupper() else step.op
 
 
-def _hung(step: Step, lanes: Mapping[int, int]) -> list[Any]:
-    """Return the lanes that wait, those that never came, and the pairs between which nothing was sent."""
-    waiting, absent = ([lanes[rank] for rank in side] for side in (step.waiting, step.absent))
-    return [waiting, absent, _between(step.never, lanes)]
+def _changes(changes: Iterable[Change], lanes: Mapping[int, int], numbers: Mapping[str, int]) -> list[list[Any]]:
+    """Return each change as the number of its panel, lane, cell, text, share, and the owners' lanes."""
+    rows = []
+    for change in changes:
+        if change.rank in lanes:
+            owners = [lanes[rank] for rank in change.owners if rank in lanes]
+            cell = [change.index, printable(change.text), change.share, owners]
+            rows.append([numbers[change.panel], lanes[change.rank], *cell])
+    return rows
 
 
-def _between(pairs: Iterable[tuple[int, int]], lanes: Mapping[int, int]) -> list[tuple[int, int]]:
+def _between(pairs: Iterable[Pair], lanes: Mapping[int, int]) -> list[Pair]:
     return [(lanes[src], lanes[dst]) for src, dst in pairs if src in lanes and dst in lanes]
 
 
 def _stage(walk: Walkthrough, lanes: Mapping[int, int]) -> dict[str, Any]:
-    pairs = [(each.src, each.dst) for each in walk.messages if each.src != each.dst]
+    pairs = [(message.src, message.dst) for message in walk.messages if message.src != message.dst]
     for step in walk.steps:
         pairs += step.never
     wires = dict.fromkeys(_between(pairs, lanes))
-    return _placed(spots_of(range(len(lanes)), wires), wires)
+    return _stage_facts(spots_of(range(len(lanes)), wires), wires)
 
 
-def circle(ranks: int, wires: Iterable[tuple[int, int]]) -> dict[str, Any]:
-    """Return a stage with the ranks in a circle, whichever of them send to which: that may not be known yet."""
-    return _placed(spots_of(range(ranks), ()), wires)
+def circle(ranks: int, wires: Mapping[Pair, None]) -> dict[str, Any]:
+    """Return a stage with the ranks in a circle, as their pairs may not be known yet, and these wires."""
+    return _stage_facts(spots_of(range(ranks), ()), wires)
 
 
-def _placed(spots: Spots, wires: Iterable[tuple[int, int]]) -> dict[str, Any]:
-    """Return sizes and points on a stage of `width` pixels, as stage.js takes it."""
+def _stage_facts(spots: Spots, wires: Mapping[Pair, None]) -> dict[str, Any]:
+    """Return the stage of `width` pixels that stage.js draws: sizes, middles of boxes, ends of wires."""
     middles = [(round(x, 1), round(y, 1)) for _, (x, y) in sorted(spots.middles.items())]
+    center = WIDTH / 2, sum(y for _, y in middles) / len(middles) if middles else 0.0
+    spots = spots._replace(middles=spots.middles | {MIDDLE: center})
+    facts = []
+    for src, dst in wires:
+        begin, end = spots.wire((src, dst), wires)
+        ends = begin, center if dst == MIDDLE else end
+        rounded = [(round(x, 1), round(y, 1)) for x, y in ends]
+        facts.append({"src": src, "dst": dst, "ends": rounded})
     size = {"wide": spots.wide, "high": spots.high, "height": round(spots.height, 1), "width": WIDTH}
-    return {"spots": middles, "pairs": [list(wire) for wire in wires], "row": int(spots.in_row), **size}
+    return {"spots": middles, "wires": facts, **size}
 
 
 def _graph(graph: AutogradGraph, labels: RankNames) -> dict[str, Any]:
@@ -152,7 +151,9 @@ def _graph(graph: AutogradGraph, labels: RankNames) -> dict[str, Any]:
         band, column, row = layout.cells[node.key]
         nodes.append([column, tops[band] + row, printable(node.parameter or node.short)])
     names = [printable(labels[rank]) for rank in layout.bands]
-    edges = [[numbers[each.src], numbers[each.dst], int(each.kind == "wire")] for each in graph.edges]
+    edges = []
+    for edge in graph.edges:
+        edges.append([numbers[edge.src], numbers[edge.dst], edge.kind == "wire"])
     return {
         "columns": layout.columns,
         "rows": sum(layout.rows),

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 
 from dlearn.draw.palette import DARK, LIGHT, LINES
-from dlearn.errors import SetupError
+from dlearn.errors import SetupError, optional
 from dlearn.events.event_table import Column
 
 _SCRIPTS = {
     "player": ("elements.js", "pictures.js", "stage.js", "player.js"),
     "strip": ("elements.js", "strip.js"),
-    "held": ("elements.js", "pictures.js", "stage.js", "held.js"),
+    "paused": ("elements.js", "pictures.js", "stage.js", "paused.js"),
 }
 
 
@@ -126,3 +126,20 @@ def _read(name: str) -> str:
     text = (files("dlearn.play") / name).read_text(encoding="utf-8")
     lines = map(str.strip, text.splitlines())
     return "\n".join(line for line in lines if line and not line.startswith("//"))
+
+
+def widget(name: str, state: Any, *, needed_by: str) -> Any:
+    """Return Python's end of the link between a kernel and the pages of this name, which share its `state`.
+
+    It is an anywidget whose script is bridge.js. It lives as long as the kernel does and needs no output
+    cell: what is shown, saved and exported is the page's own HTML. SetupError without anywidget.
+    """
+    anywidget = optional("anywidget", needed_by=needed_by)
+    import traitlets
+
+    class BridgeWidget(anywidget.AnyWidget):  # type: ignore[misc, name-defined]
+        _esm = (files("dlearn.play") / "bridge.js").read_text(encoding="utf-8")
+        name = traitlets.Unicode().tag(sync=True)
+        state = traitlets.Any().tag(sync=True)
+
+    return BridgeWidget(name=name, state=state)

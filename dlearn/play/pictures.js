@@ -6,108 +6,138 @@ const AHEAD_ROWS = 6; // of them still to come
 const MOST_TEXTS = 8; // lanes with room for words
 const MOST_NUMBERS = 24; // lanes with room for a number each
 const NAME_PX = 92;
+const NODE = { width: 86, height: 24, across: 96, down: 44 }; // of a graph; across and down to the next
 const LEAST_SCALE = 0.6; // of a graph, so that its names can be read
 
 // A picture, with the heads of its arrows.
 function addSvg(parent, id, attributes) {
   const svg = add(parent, "svg", { role: "img", ...attributes });
-  const shape = "viewBox='-8 -4 8 8' refX='-.5' markerWidth='9' markerHeight='9' markerUnits='userSpaceOnUse'";
-  add(svg, "defs").innerHTML = `<marker id="${id}head" ${shape} orient="auto"><path d="M-8-4 0 0-8 4z"/></marker>`;
+  const size = "markerWidth='9' markerHeight='9' markerUnits='userSpaceOnUse'";
+  const shape = `viewBox='-8 -4 8 8' refX='-.5' orient='auto' ${size}`;
+  add(svg, "defs").innerHTML = `<marker id="${id}head" ${shape}><path d="M-8-4 0 0-8 4z"/></marker>`;
   return svg;
 }
 
-function addNames(place, data) {
-  const names = add(place, "div", { class: data.lanes.length > MOST_TEXTS ? "names many" : "names" });
-  const every = data.lanes.length > MOST_NUMBERS ? 8 : 1;
-  data.lanes.forEach((name, lane) => add(names, "span", { title: name }, lane % every ? "" : name));
+function addNames(parent, { lanes }) {
+  const names = add(parent, "div", { class: lanes.length > MOST_TEXTS ? "names many" : "names" });
+  const every = lanes.length > MOST_NUMBERS ? 8 : 1;
+  lanes.forEach((name, lane) => add(names, "span", { title: name }, lane % every ? "" : name));
 }
 
 // With its name, where there is room for so many letters; nothing where there is hardly room for one.
 function labelOf(step, letters = Infinity) {
   const size = (step.how === "missing" ? "never came: " : "") + sizeText(step.bytes);
   const named = `${step.mark} · ${size}`;
-  return named.length <= letters ? named : letters > 0.5 ? size : "";
+  if (named.length <= letters) return named;
+  return letters > 0.5 ? size : "";
 }
 
-function drawRows(place, { data, id, played, step }) {
-  addNames(place, data);
-  const first = Math.max(0, Math.min(step - MOST_ROWS + AHEAD_ROWS, played.length - MOST_ROWS));
+function drawRows(parent, { data, id, played, step }) {
+  addNames(parent, data);
+  const lanes = data.lanes.length;
+  const first = Math.max(0, Math.min(step + AHEAD_ROWS, played.length) - MOST_ROWS);
   const height = ROW_PX * Math.max(1, Math.min(MOST_ROWS, played.length)) + 8;
-  const svg = addSvg(place, id, { class: "rows", width: "100%", height, "aria-label": "Sequence diagram; its steps are listed in words below" });
-  const x = (lane) => (100 * (lane + 0.5)) / data.lanes.length;
-  const letters = (lanes) => (place.clientWidth * lanes) / data.lanes.length / 6.5 - 2;
-  if (step) add(svg, "rect", { class: "mark", width: "100%", height: ROW_PX, y: ROW_PX * (step - first - 1) });
-  data.lanes.forEach((_, lane) => add(svg, "line", { class: "lane", x1: `${x(lane)}%`, x2: `${x(lane)}%`, y2: "100%" }));
+  const label = "Sequence diagram; its steps are listed in words below";
+  const svg = addSvg(parent, id, { class: "rows", width: "100%", height, "aria-label": label });
+  const x = (lane) => `${(100 * (lane + 0.5)) / lanes}%`;
+  const y = ROW_PX * (step - first - 1);
+  if (step) add(svg, "rect", { class: "mark", width: "100%", height: ROW_PX, y });
+  for (let lane = 0; lane < lanes; lane += 1) {
+    add(svg, "line", { class: "lane", x1: x(lane), x2: x(lane), y2: "100%" });
+  }
   played.slice(first, first + MOST_ROWS).forEach((number, row) => {
-    const now = data.steps[number];
-    const state = first + row === step - 1 ? "current" : first + row < step ? "" : "later";
-    const group = add(svg, "svg", { class: `step ${now.how} ${state}`, y: ROW_PX * row + 18 });
-    group.style.setProperty("--op", now.color);
-    const at = `${x(now.src)}%`;
-    const [waiting, absent] = now.hung ?? [[], []];
-    for (const lane of waiting) add(group, "circle", { cx: `${x(lane)}%`, cy: -5, r: 5 });
-    for (const lane of absent) add(group, "text", { class: "absent", x: `${x(lane)}%`, dy: 1 }, data.lanes.length > MOST_TEXTS ? "✖" : "✖ never came");
-    if (now.hung) return;
-    if (now.dst < 0) {
-      const right = now.src * 2 >= data.lanes.length;
-      add(group, "circle", { cx: at, cy: -5, r: 5 });
-      const text = add(group, "text", { x: at, dx: right ? -10 : 10, dy: 3 }, now.mark);
-      text.style.textAnchor = right ? "end" : "start";
-    } else if (now.src === now.dst) {
-      const loop = add(group, "svg", { x: at });
-      add(loop, "path", { d: "M0-10h18v10H1", "marker-end": `url(#${id}head)` });
-      add(group, "text", { x: at, dx: -22, dy: 3 }, labelOf(now, letters(1)));
-    } else {
-      add(group, "line", { x1: at, x2: `${x(now.dst)}%`, "marker-end": `url(#${id}head)` });
-      add(group, "text", { x: `${(x(now.src) + x(now.dst)) / 2}%` }, labelOf(now, letters(Math.abs(now.src - now.dst))));
-    }
+    let state = first + row < step ? "" : "later";
+    if (first + row === step - 1) state = "current";
+    const { how, color } = data.steps[number];
+    const group = add(svg, "svg", { class: `step ${how} ${state}`, y: ROW_PX * row + 18 });
+    group.style.setProperty("--op", color);
+    drawRow(group, data.steps[number], x, lanes, id, parent.clientWidth / lanes);
   });
 }
 
-function drawGraph(place, { data, id, played, step }) {
-  const lit = played.slice(0, step).map((number) => data.steps[number].highlighted).filter(Boolean);
-  const which = lit.length ? lit.at(-1)[0] : 0;
+function drawRow(group, { src, dst, hung, ...step }, x, lanes, id, lanePx) {
+  const head = { "marker-end": `url(#${id}head)` };
+  const label = (across) => labelOf(step, (lanePx * across) / 6.5 - 2);
+  if (hung) {
+    const [waiting, absent] = hung;
+    const words = lanes > MOST_TEXTS ? "✖" : "✖ never came";
+    for (const lane of waiting) add(group, "circle", { cx: x(lane), cy: -5, r: 5 });
+    for (const lane of absent) add(group, "text", { class: "absent", x: x(lane), dy: 1 }, words);
+  } else if (dst < 0) {
+    const right = src * 2 >= lanes;
+    add(group, "circle", { cx: x(src), cy: -5, r: 5 });
+    const text = add(group, "text", { x: x(src), dx: right ? -10 : 10, dy: 3 }, step.mark);
+    text.style.textAnchor = right ? "end" : "start";
+  } else if (src === dst) {
+    add(add(group, "svg", { x: x(src) }), "path", { d: "M0-10h18v10H1", ...head });
+    add(group, "text", { x: x(src), dx: -22, dy: 3 }, label(1));
+  } else {
+    add(group, "line", { x1: x(src), x2: x(dst), ...head });
+    add(group, "text", { x: x((src + dst) / 2) }, label(Math.abs(src - dst)));
+  }
+}
+
+function drawGraph(parent, { data, id, played, step }) {
+  const highlighted = played.slice(0, step).map((number) => data.steps[number].highlighted).filter(Boolean);
+  const which = highlighted.at(-1)?.[0] ?? 0;
+  const ran = highlighted.filter(([graph]) => graph === which).map(([, node]) => node);
   const graph = data.graphs[which];
-  const [wide, high] = [96, 44];
-  const box = add(place, "div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Graph, wider than the page" });
-  const [width, height] = [wide * graph.columns + NAME_PX, high * graph.rows + 8];
+  const scroll = { class: "scroll", tabindex: 0, role: "group", "aria-label": "Graph, wider than the page" };
+  const box = add(parent, "div", scroll);
+  const width = NODE.across * graph.columns + NAME_PX;
+  const height = NODE.down * graph.rows + 8;
   const scale = Math.max(LEAST_SCALE, Math.min(1, box.clientWidth / width)); // It fits, or it scrolls.
-  const svg = addSvg(box, id, { class: "graph", width: width * scale, height: height * scale, viewBox: `0 0 ${width} ${height}`, "aria-label": "Graph of the backward pass; nodes are filled as they run" });
-  const [x, y] = [(column) => NAME_PX + wide * (column + 0.5), (row) => high * (row + 0.5) + 4]; // below its worker's name
-  for (const [name, top, rows] of graph.bands) {
-    add(svg, "rect", { class: "band", width: "100%", y: high * top + 2, height: high * rows - 4 });
-  }
-  for (const [from, to, wire] of graph.edges) {
-    const [a, b] = [graph.nodes[from], graph.nodes[to]];
-    const way = Math.sign(b[0] - a[0]); // From side to side; in one column from below one to above the other.
-    const down = way ? 0 : 12 * Math.sign(b[1] - a[1]);
-    add(svg, "line", { class: wire ? "wire" : "edge", "marker-end": `url(#${id}head)`, x1: x(a[0]) + 43 * way, y1: y(a[1]) + down, x2: x(b[0]) - 43 * way, y2: y(b[1]) - down });
-  }
-  const ran = lit.filter((each) => each[0] === which).map((each) => each[1]);
-  let last = null;
-  graph.nodes.forEach(([column, row, name], number) => {
-    const state = number === ran.at(-1) ? "current" : ran.includes(number) ? "ran" : "waits";
-    const node = add(svg, "g", { class: `node ${state}` });
-    add(node, "rect", { x: x(column) - 43, y: y(row) - 12, width: 86, height: 24, rx: 5 });
-    const text = add(node, "text", { x: x(column), y: y(row) + 4 }, name.length > 13 ? `${name.slice(0, 12)}…` : name);
-    add(text, "title", {}, name);
-    if (state === "current") last = x(column);
+  const svg = addSvg(box, id, {
+    class: "graph",
+    width: width * scale,
+    height: height * scale,
+    viewBox: `0 0 ${width} ${height}`,
+    "aria-label": "Graph of the backward pass; nodes are filled as they run",
   });
-  const workers = graph.bands.map(([name, top]) => add(svg, "text", { y: high * top + 11, class: "worker" }, name));
-  const stay = () => workers.forEach((each) => each.setAttribute("x", box.scrollLeft / scale + 6));
-  box.addEventListener("scroll", stay);
-  if (last !== null) box.scrollLeft = last * scale - box.clientWidth / 2;
-  stay();
+  for (const [name, top, rows] of graph.bands) {
+    const y = NODE.down * top + 2;
+    add(svg, "rect", { class: "band", width: "100%", y, height: NODE.down * rows - 4 });
+  }
+  const middles = graph.nodes.map(([column, row]) => {
+    return [NAME_PX + NODE.across * (column + 0.5), NODE.down * (row + 0.5) + 4]; // below its worker's name
+  });
+  for (const [from, to, overWire] of graph.edges) drawEdge(svg, id, middles[from], middles[to], overWire);
+  graph.nodes.forEach(([, , name], number) => {
+    let state = ran.includes(number) ? "ran" : "waits";
+    if (number === ran.at(-1)) state = "current";
+    drawNode(svg, name, middles[number], state);
+  });
+  if (ran.length) box.scrollLeft = middles[ran.at(-1)][0] * scale - box.clientWidth / 2;
+  for (const [name, top] of graph.bands) {
+    const x = box.scrollLeft / scale + 6; // Where it is in sight.
+    add(svg, "text", { x, y: NODE.down * top + 11, class: "worker" }, name);
+  }
+}
+
+// From side to side; in one column from below one node to above the other.
+function drawEdge(svg, id, [x, y], [toX, toY], overWire) {
+  const right = (Math.sign(toX - x) * NODE.width) / 2;
+  const down = right ? 0 : (Math.sign(toY - y) * NODE.height) / 2;
+  const ends = { x1: x + right, y1: y + down, x2: toX - right, y2: toY - down };
+  add(svg, "line", { class: overWire ? "wire" : "edge", "marker-end": `url(#${id}head)`, ...ends });
+}
+
+function drawNode(svg, name, [x, y], state) {
+  const { width, height } = NODE;
+  const node = add(svg, "g", { class: `node ${state}` });
+  add(node, "rect", { x: x - width / 2, y: y - height / 2, width, height, rx: 5 });
+  const short = name.length > 13 ? `${name.slice(0, 12)}…` : name;
+  add(add(node, "text", { x, y: y + 4 }, short), "title", {}, name);
 }
 
 const VIEWS = { stage: drawStage, sequence: drawRows, graph: drawGraph };
 
-// After step `until` (-1: before the first): of one panel, by lane, its places with text, share, owners, and whether
-// that step put them there.
+// After step `until` (-1: before the first): for each lane of a panel, its cells with text, share, owners, and
+// whether that step put them there.
 function heldOn(data, number, until) {
   const held = data.lanes.map(() => new Map());
-  const put = ([panel, lane, at, text], fresh) => {
-    if (panel === number) held[lane].set(at, [...data.texts[text], fresh]);
+  const put = ([panel, lane, at, ...cell], fresh) => {
+    if (panel === number) held[lane].set(at, [...cell, fresh]);
   };
   for (const change of data.panels[number].start) put(change, false);
   for (let step = 0; step <= until; step += 1) {
@@ -117,28 +147,28 @@ function heldOn(data, number, until) {
 }
 
 // The panel of the operation that changed last, or else will change first; -1 if none does.
-function boardAt(data, until) {
+function recentPanel(data, until) {
   const ofOne = (changes) => changes.find(([panel]) => !data.panels[panel].lasting);
-  const last = data.changes.slice(0, until + 1).findLast(ofOne) ?? data.changes.slice(until + 1).find(ofOne);
-  return last ? ofOne(last)[0] : -1;
+  const before = data.changes.slice(0, until + 1).findLast(ofOne);
+  const changes = before ?? data.changes.slice(until + 1).find(ofOne);
+  return changes ? ofOne(changes)[0] : -1;
 }
 
-// `named`: the picture above has no column for each rank, so the columns say whose they are.
-// `shown`: the stage shows what there is of the operation under way.
-function drawHeld(place, data, current, named, shown) {
-  place.replaceChildren();
-  const until = current ?? -1;
-  const recent = shown ? -1 : boardAt(data, until);
+// Where the stage is shown, it has what there is of the operation under way. The columns say whose they are unless
+// the picture above does, which has a column for each rank.
+function drawHeld(parent, data, until, view) {
+  parent.replaceChildren();
+  if (data.lanes.length > MOST_TEXTS) return; // The stage has room for all.
+  const recent = view === "stage" ? -1 : recentPanel(data, until);
   data.panels.forEach((panel, number) => {
     if (!panel.lasting && number !== recent) return;
-    add(place, "p", { class: "note" }, panel.title);
-    if (named && !place.querySelector(".names")) addNames(place, data);
-    const dense = data.lanes.length > MOST_TEXTS; // cells of colour, not text
-    const columns = add(place, "div", { class: dense ? "columns dense" : "columns" });
+    add(parent, "p", { class: "note" }, panel.title);
+    if (view !== "sequence" && !parent.querySelector(".names")) addNames(parent, data);
+    const columns = add(parent, "div", { class: "columns" });
     heldOn(data, number, until).forEach((held, lane) => {
       const column = add(columns, "ul", { "aria-label": `${data.lanes[lane]} holds` });
-      for (const [at, [text, share, , fresh]] of [...held].sort(([one], [other]) => one - other)) {
-        if (!text && !dense) continue;
+      for (const [at, [text, share, , fresh]] of [...held].sort(([a], [b]) => a - b)) {
+        if (!text) continue;
         const chip = add(column, "li", { class: fresh ? "fresh" : "", title: `${at + 1}: ${text}` });
         chip.style.setProperty("--share", `${100 * share}%`);
         if (!panel.lasting) add(chip, "b", {}, `${at + 1} `);

@@ -1,12 +1,14 @@
-// The player. The page holds a still picture and, packed, everything that happens: steps, words, what each rank holds.
-// This unpacks it, puts controls around it, and shows one step after the other: on a stage, as rows, or in a graph.
+// The player. The page holds a still picture and, packed, all that happens: steps, words, what each rank holds. This
+// puts controls around it, and shows one step after the other: on a stage, as rows, or in a graph.
 
 const PLAY_MS = 1200;
 const OWN_MS = 150; // for what a rank does by itself: nothing moves
 
+const MOVES = ["Start", "Back", "Forward", "End", "Play"];
+const MOVE_BUTTONS = MOVES.map((name) => `<button type="button" data-go="${name.toLowerCase()}">${name}</button>`);
 const CONTROLS = `
   <div class="buttons">
-    ${["Start", "Back", "Forward", "End", "Play"].map((name) => `<button type="button" data-go="${name.toLowerCase()}">${name}</button>`).join(" ")}
+    ${MOVE_BUTTONS.join(" ")}
     <select class="phase" aria-label="Jump to a part"></select>
     <span class="views" role="group" aria-label="Picture"></span>
     <span class="position"></span>
@@ -20,30 +22,29 @@ const CONTROLS = `
 
 const TOTALS = `<table aria-label="Sent so far">
   <thead><tr><th scope="col">sent so far</th><th scope="col">messages</th><th scope="col">bytes</th></tr></thead>
-  <tbody></tbody><tfoot><tr><th scope="row">in all</th><td></td><td></td></tr></tfoot></table>`;
+  <tbody></tbody><tfoot></tfoot></table>`;
 
 function mount(root, data) {
   const find = (selector) => root.querySelector(selector);
   const id = root.dataset.player;
-  const everything = data.steps.map((_, number) => number);
-  const messages = everything.filter((number) => data.steps[number].dst >= 0);
+  const everything = [...data.steps.keys()];
   const many = data.lanes.length > MOST_BOXES;
-  const carryData = messages.filter((number) => !data.steps[number].control);
+  const isMessage = (number) => data.steps[number].dst >= 0;
 
   find(".bar").innerHTML = CONTROLS;
   find(".totals").innerHTML = TOTALS;
   find("details").open = false;
-  find("ol").replaceChildren(...data.sentences.map((sentence) => Object.assign(document.createElement("li"), { textContent: sentence })));
+  find("ol").replaceChildren();
+  for (const sentence of data.sentences) add(find("ol"), "li", {}, sentence);
   const picture = find(".picture");
   const slider = find("input[type=range]");
+  const parts = find(".phase");
   const button = (name) => find(`[data-go=${name}]`);
-  const totals = data.pairs.map((pair) => addTotal(find("tbody"), pair));
 
-  const roomy = picture.style.minWidth; // for a column each
-  let played = everything; // steps, by their place among all
-  let step = data.steps.findIndex((each) => each.hung) + 1; // how many of them have been shown: of a hang, up to that
+  let played = everything; // the steps that are not hidden
+  let step = data.steps.findIndex(({ hung }) => hung) + 1; // how many have been shown: of a hang, up to it
   let view = "stage";
-  let moved = []; // the steps that were made to get here, if one was, or a round of messages that travel together
+  let moved = []; // the steps that were made to get here: one, or a round of messages that travel together
   let timer = null;
   let width = 0; // for which it is drawn
 
@@ -51,9 +52,8 @@ function mount(root, data) {
     const current = played[step - 1];
     width = picture.clientWidth;
     picture.replaceChildren();
-    picture.style.minWidth = view === "stage" ? "0" : roomy;
     VIEWS[view](picture, { data, id, played, step, current, moved });
-    drawHeld(find(".holds"), data, current, view !== "sequence", view === "stage" || many); // of many the stage has a grid
+    drawHeld(find(".holds"), data, current ?? -1, view);
     showWords(current);
     showTotals();
     for (const name of ["start", "back"]) button(name).disabled = step === 0;
@@ -66,33 +66,40 @@ function mount(root, data) {
     slider.max = played.length;
     slider.value = step;
     slider.setAttribute("aria-valuetext", position);
-    const nothing = played.length ? `${played.length} steps to come: press Play, Forward, or the right arrow key.` : "No message.";
-    const together = moved.length > 1 ? `${moved.length} messages at the same time. One of them: ` : "";
-    find(".sentence").textContent = step ? together + data.sentences[current] : nothing;
-    find(".sentence").style.borderColor = step ? (data.steps[current].hung ? "var(--missing)" : data.steps[current].color) : "";
-    find(".phase").value = step ? data.steps[current].part : data.steps[played[0]]?.part ?? -1;
+    const keys = "press Play, Forward, or the right arrow key.";
+    let sentence = played.length ? `${played.length} steps to come: ${keys}` : "No message.";
+    if (step) sentence = data.sentences[current];
+    if (moved.length > 1) sentence = `${moved.length} messages at the same time. One of them: ${sentence}`;
+    const { hung, color = "" } = data.steps[current] ?? {};
+    find(".sentence").textContent = sentence;
+    find(".sentence").style.borderColor = hung ? "var(--missing)" : color;
+    parts.value = data.steps[current ?? played[0]]?.part;
   }
 
   function showTotals() {
     const counts = data.pairs.map(() => 0);
     const bytes = data.pairs.map(() => 0);
-    // What never came was not sent, as far as anybody knows.
-    for (const { dst, how, pair, bytes: size } of played.slice(0, step).map((number) => data.steps[number])) {
-      if (dst < 0 || how === "missing") continue;
-      counts[pair] += 1;
-      bytes[pair] += size;
+    for (const shown of played.slice(0, step).map((number) => data.steps[number])) {
+      if (shown.dst < 0 || shown.how === "missing") continue; // What never came was not sent.
+      counts[shown.pair] += 1;
+      bytes[shown.pair] += shown.bytes;
     }
-    totals.forEach((row, pair) => fill(row, counts[pair], bytes[pair]));
-    fill(find("tfoot tr"), sum(counts), sum(bytes));
+    find("tbody").replaceChildren();
+    find("tfoot").replaceChildren();
+    data.pairs.forEach((pair, i) => addTotal(find("tbody"), pair, counts[i], bytes[i]));
+    addTotal(find("tfoot"), "in all", sum(counts), sum(bytes));
   }
 
-  // Those that follow, and travel at the same time, are shown together when it plays; of many ranks always.
-  const sameRound = (number, other) => [number, other].every((each) => data.steps[each].dst >= 0) && data.steps[number].round === data.steps[other].round;
+  // Messages that travel at the same time are shown together when it plays; of many ranks always.
+  function sameRound(number, other) {
+    return isMessage(number) && isMessage(other) && data.steps[number].round === data.steps[other].round;
+  }
   function endOfRound() {
     let end = step + 1;
     while (end < played.length && sameRound(played[step], played[end])) end += 1;
     return end;
   }
+
   function beginOfRound() {
     let begin = step - 1;
     while (begin > 0 && sameRound(played[begin - 1], played[step - 1])) begin -= 1;
@@ -105,18 +112,19 @@ function mount(root, data) {
     moved = step > before && step <= together ? played.slice(before, step) : [];
     show();
     if (step === played.length) pause();
-    if (step !== before) root.dispatchEvent(new CustomEvent("dlearn-step", { bubbles: true, detail: { step, at_us: step && data.begin_us + data.steps[played[step - 1]].at } }));
+    if (step === before) return;
+    const at_us = step && data.begin_us + data.steps[played[step - 1]].at;
+    root.dispatchEvent(new CustomEvent("dlearn-step", { bubbles: true, detail: { step, at_us } }));
   }
 
   function play() {
     if (step === played.length) go(0);
-    const next = (end) => go(end, end);
-    const later = () => setTimeout(tick, data.steps[played[step]].dst < 0 ? OWN_MS : PLAY_MS);
     const tick = () => {
       if (!root.isConnected) return pause();
-      next(endOfRound());
+      go(endOfRound(), endOfRound());
       if (timer) timer = later();
     };
+    const later = () => setTimeout(tick, isMessage(played[step]) ? PLAY_MS : OWN_MS);
     timer = later();
     button("play").textContent = "Pause";
   }
@@ -157,49 +165,53 @@ function mount(root, data) {
     moves[name]();
   });
 
-  const parts = find(".phase");
-  data.parts.forEach((name, part) => (parts.add(new Option(name || "(no name)", part))));
-  parts.hidden = data.parts.length < 2;
+  const names = new Set(data.steps.map(({ part }) => part));
+  for (const name of names) parts.add(new Option(name || "(no name)", name));
+  parts.hidden = names.size < 2;
   parts.addEventListener("change", () => {
     pause();
-    const first = played.findIndex((number) => data.steps[number].part === Number(parts.value));
+    const first = played.findIndex((number) => data.steps[number].part === parts.value);
     if (first >= 0) go(first + 1);
     else showWords(played[step - 1]);
   });
 
-  for (const name of data.graphs.length ? Object.keys(VIEWS) : ["stage", "sequence"]) {
-    const chooser = add(find(".views"), "button", { type: "button", "data-view": name, "aria-pressed": name === view }, name);
-    chooser.addEventListener("click", () => {
+  for (const name of Object.keys(VIEWS)) {
+    if (name === "graph" && !data.graphs.length) continue;
+    const attributes = { type: "button", "data-view": name, "aria-pressed": name === view };
+    add(find(".views"), "button", attributes, name).addEventListener("click", () => {
       view = name;
-      for (const each of root.querySelectorAll("[data-view]")) each.setAttribute("aria-pressed", each.dataset.view === view);
+      for (const other of root.querySelectorAll("[data-view]")) {
+        other.setAttribute("aria-pressed", other.dataset.view === view);
+      }
       show();
     });
   }
 
-  function offer(selector, text) {
+  function offer(selector, isHidden, text) {
     const box = find(selector);
-    box.parentNode.hidden = !text;
+    box.parentNode.hidden = !everything.some(isHidden);
     box.nextElementSibling.textContent = text;
     box.addEventListener("change", () => {
       const current = played[step - 1] ?? -1;
-      const wanted = (number) =>
-        !(find(".quiet").checked && data.steps[number].control) && !(find(".alone").checked && data.steps[number].dst < 0 && !data.steps[number].hung);
-      played = everything.filter(wanted);
+      played = everything.filter((number) => !(quiet.checked && isControl(number)) && !(alone.checked && isOwn(number)));
       go(played.filter((number) => number <= current).length);
     });
   }
-  const [own, control] = [everything.filter((number) => data.steps[number].dst < 0 && !data.steps[number].hung).length, messages.length - carryData.length];
-  offer(".quiet", control && `Hide control messages: ${carryData.length} of ${messages.length} carry data`);
-  offer(".alone", own && messages.length && `Messages only: hide ${own} steps inside of ranks`);
+  const [quiet, alone] = [find(".quiet"), find(".alone")];
+  const isControl = (number) => data.steps[number].control;
+  const isOwn = (number) => messages.length && !isMessage(number) && !data.steps[number].hung;
+  const messages = everything.filter(isMessage);
+  const withData = messages.filter((number) => !isControl(number));
+  offer(".quiet", isControl, `Hide control messages: ${withData.length} of ${messages.length} carry data`);
+  offer(".alone", isOwn, `Messages only: hide ${everything.filter(isOwn).length} steps inside of ranks`);
 
   // A call that was chosen in a strip on this page: the player goes to its first step, if it plays that.
   document.addEventListener("dlearn-call", ({ detail }) => {
-    const found = played.findIndex((number) => data.begin_us + data.steps[number].at >= Math.floor(detail.at_us));
-    detail.players += 1;
+    const at = (number) => data.begin_us + data.steps[number].at;
+    const first = played.findIndex((number) => at(number) >= Math.floor(detail.at_us));
     pause();
-    if (found < 0 || (found === 0 && data.begin_us + data.steps[played[0]].at > detail.until_us)) return;
-    detail.followed += 1;
-    go(found + 1);
+    const isBefore = first === 0 && at(played[0]) > detail.until_us;
+    if (first >= 0 && !isBefore) go(first + 1);
   });
 
   const resized = () => picture.clientWidth && picture.clientWidth !== width && show(); // 0: it is hidden
@@ -215,24 +227,13 @@ function mount(root, data) {
   register(id, root, (to) => (to === step || root.dlearnPlayer.go(to), step));
 }
 
-function addTotal(body, pair) {
+function addTotal(body, name, count, bytes) {
   const row = add(body, "tr");
-  for (const name of ["th", "td", "td"]) add(row, name, name === "th" ? { scope: "row" } : {}, name === "th" ? pair : "");
-  return row;
-}
-
-function fill(row, count, bytes) {
-  row.cells[1].textContent = count.toLocaleString("en-US");
-  row.cells[2].textContent = `${bytes.toLocaleString("en-US")} B`;
+  add(row, "th", { scope: "row" }, name);
+  add(row, "td", {}, count.toLocaleString("en-US"));
+  add(row, "td", {}, `${bytes.toLocaleString("en-US")} B`);
 }
 
 const sum = (numbers) => numbers.reduce((total, number) => total + number, 0);
 
-// In the page each fact about the steps is a column of its own, which packs well. Here a step is an object.
-function unfold(data) {
-  const columns = Object.entries(data.steps);
-  data.steps = data.sentences.map((_, i) => Object.fromEntries(columns.map(([name, values]) => [name, values[i]])));
-  return data;
-}
-
-mountAll("player", (root, facts) => mount(root, unfold(facts)));
+mountAll("player", mount);

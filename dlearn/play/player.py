@@ -10,6 +10,7 @@ import html
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any, SupportsIndex
 
 from dlearn.analysis.replay import Walkthrough, walkthrough
@@ -17,15 +18,11 @@ from dlearn.draw.animation import animate
 from dlearn.errors import DlearnError, SetupError
 from dlearn.events.printable import printable
 from dlearn.join.tables.message_table import Message, Messages
-from dlearn.play.bridge import player_widget
-from dlearn.play.packing import MOST_NAMES, player_facts
-from dlearn.play.page import Page, frame, name_for, pack
+from dlearn.play.packing import player_facts
+from dlearn.play.page import Page, frame, name_for, pack, widget
 from dlearn.play.static_frames import MOST_ROWS, static_frame
 from dlearn.shown import count_text, in_a_notebook
 from dlearn.trace import Trace
-
-_LANE_PX, _NUMBER_PX = 46, 12
-"""The least width of a lane, and of one that has only a number above it."""
 
 
 class Player(Page):
@@ -87,9 +84,6 @@ class Player(Page):
 
     def _body(self) -> str:
         walk, more = self.walk, len(self.sentences) - MOST_ROWS
-        names = [walk.labels.short(rank) for rank in walk.labels]
-        numbered = len(names) > MOST_NAMES and all(map(str.isdigit, names))
-        width = len(names) * (_NUMBER_PX if numbered else _LANE_PX)
         words = [html.escape(sentence) for sentence in self.sentences[:MOST_ROWS]]
         if more > 0:
             words.append(f"... and {more:,} more, for which this page must be allowed to run scripts")
@@ -97,7 +91,7 @@ class Player(Page):
         listed = "".join(f"<li>{each}</li>" for each in words)
         return (
             '<div class="bar"></div>'
-            f'<div class="picture" style="min-width:{width}px">{static_frame(walk)}</div>'
+            f'<div class="picture">{static_frame(walk)}</div>'
             '<div class="holds" role="group" aria-label="What each rank holds"></div>'
             '<div class="totals"></div>'
             f"<details open><summary>All steps in words</summary><ol>{listed}</ol></details>"
@@ -124,6 +118,12 @@ class Player(Page):
 
     def __repr__(self) -> str:
         return f"{self.title}: {count_text(len(self.sentences), 'step')}"
+
+
+@cache
+def player_widget(name: str) -> Any:
+    """Return the widget of all players of this name: those of a cell that was run again move together."""
+    return widget(name, 0, needed_by="a page that follows Python, and is followed,")
 
 
 def player(

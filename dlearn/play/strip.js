@@ -1,6 +1,6 @@
-// The strip: every call of every rank over time, to travel in. Above stands the whole run, with a frame around what the
-// lanes below show. The page holds the calls as columns of numbers, a rank after the other, each in the order of start;
-// what is in view is found by bisection, and drawn as bars, or, where these are too many, as shares of the time.
+// The strip: every call of every rank over time. Above stands the whole run, with a frame around the part that the
+// lanes below show. The page holds the calls as columns of numbers, rank by rank in the order of start. Bisection
+// finds the calls in view; they are drawn as bars, or, where these are too many, as shares of the time.
 
 const MARGIN_PX = 92;
 const LANES_PX = 320;
@@ -10,6 +10,7 @@ const ZOOM = 1.35;
 const DASHES = { derived: [5, 3], inferred: [1, 3] };
 const STUCK = -1; // as the time that a call took: it has not come out
 
+const kindOf = (data, operation) => data.kinds[data.kind[operation]];
 const endOf = ({ start, took }, call) => (took[call] === STUCK ? Infinity : start[call] + Math.max(0, took[call]));
 
 // What can be asked of the columns again and again: when each call and each operation begins, and how deep calls lie.
@@ -27,24 +28,20 @@ function indexed(data) {
       data.ends[operation[i]] = Math.max(data.ends[operation[i]], end);
     }
   });
-  data.row = rowsOf(data, rowsOf(data, null));
+  data.row = rowsOf(data);
   data.depth = data.row.reduce((most, row) => Math.max(most, row + 1), 1); // one for all lanes: height is no load
-  data.never = [...data.kind.keys()].filter((each) => data.kinds[data.kind[each]].absent.length);
+  data.never = [...data.kind.keys()].filter((operation) => kindOf(data, operation).absent.length);
   return data;
 }
 
-// The row of each call in its lane: the first that is free; or, if it is, the lowest that a bucket or an operation had
-// `before` on any rank, so that it keeps its row.
-function rowsOf(data, before) {
+// The row of each call in its lane: the first that is free.
+function rowsOf(data) {
   const rows = new Uint8Array(data.start.length);
-  const home = new Map();
-  const mark = (call) => data.kinds[data.kind[data.operation[call]]].mark;
-  before?.forEach((row, call) => home.set(mark(call), Math.max(row, home.get(mark(call)) ?? 0)));
   data.lanes.forEach((_, lane) => {
     const until = new Array(MOST_DEEP).fill(-1);
     for (let i = data.first[lane]; i < data.first[lane + 1]; i += 1) {
-      const free = [home.get(mark(i)) ?? 0, ...until.keys()].find((row) => until[row] <= data.start[i]);
-      rows[i] = free ?? MOST_DEEP - 1;
+      const free = until.findIndex((end) => end <= data.start[i]);
+      rows[i] = free < 0 ? MOST_DEEP - 1 : free;
       until[rows[i]] = endOf(data, i);
     }
   });
@@ -85,7 +82,7 @@ function drawLane(ink, data, lane, window, [top, bottom], width, colors) {
   const flat = bottom - top < 10; // then one on another
   const high = (bottom - top) / (flat ? 1 : data.depth);
   for (let i = begin; i < end; i += 1) {
-    const { color, mark } = data.kinds[data.kind[data.operation[i]]];
+    const { color, mark } = kindOf(data, data.operation[i]);
     const until = endOf(data, i);
     const [left, middle, right] = [x(data.start[i]), x(data.start[i] + data.waited[i]), x(until)];
     const y = top + (flat ? 0 : high * data.row[i]);
@@ -98,7 +95,8 @@ function drawLane(ink, data, lane, window, [top, bottom], width, colors) {
     ink.globalAlpha = 1;
     if (!stuck) ink.fillRect(middle, y + 1, Math.max(1, right - middle), tall);
     if (high > 12 && right - from > 6.5 * mark.length + 6) {
-      Object.assign(ink, { fillStyle: stuck ? colors.ink : data.inks[color], strokeStyle: colors.paper, lineWidth: 3 });
+      const fillStyle = stuck ? colors.ink : data.inks[color];
+      Object.assign(ink, { fillStyle, strokeStyle: colors.paper, lineWidth: 3 });
       if (stuck) ink.strokeText(mark, from + 4, y + high / 2 + 4);
       ink.fillText(mark, from + 4, y + high / 2 + 4);
     }
@@ -122,16 +120,20 @@ function drawStuck(ink, color, red, [left, top, wide, high]) {
 function drawShares(ink, data, [begin, end], x, [top, bottom], width) {
   const shares = data.colors.map(() => [new Float32Array(width + 1), new Float32Array(width + 1)]);
   const cover = (into, from, to) => {
-    let [left, last] = [x(from), x(to)];
-    for (let column = left | 0; column < last; column += 1) into[column] += Math.min(last, column + 1) - Math.max(left, column);
+    const [left, right] = [x(from), x(to)];
+    for (let column = Math.floor(left); column < right; column += 1) {
+      into[column] += Math.min(right, column + 1) - Math.max(left, column);
+    }
   };
   for (let i = begin; i < end; i += 1) {
-    const [transfer, waits] = shares[data.kinds[data.kind[data.operation[i]]].look];
+    const [transfer, waits] = shares[kindOf(data, data.operation[i]).look];
     const middle = data.start[i] + data.waited[i];
     if (data.waited[i]) cover(waits, data.start[i], middle);
     cover(transfer, middle, endOf(data, i));
   }
-  const bars = shares.flatMap(([transfer, waits], look) => [[transfer, data.colors[look], 1], [waits, data.colors[look], 0.45]]);
+  const bars = shares.flatMap(([transfer, waits], look) => {
+    return [[transfer, data.colors[look], 1], [waits, data.colors[look], 0.45]];
+  });
   for (let column = MARGIN_PX; column < width; column += 1) {
     let y = bottom;
     const whole = Math.max(1, bars.reduce((sum, [values]) => sum + values[column], 0));
@@ -172,42 +174,40 @@ function mountStrip(root, data) {
   const flat = laneHigh < 11; // then calls lie one on another
   const barHigh = (laneHigh - 1) / (flat ? 1 : data.depth);
   const barTop = (lane, call) => topOf(lane) + 1 + (flat ? 0 : barHigh * data.row[call]);
-  const lastOf = data.lanes.map((_, lane) => data.first[lane + 1] - 1);
   let window = whole;
   let chosenStep = -1; // only what is in this span counts
   let chosen = -1; // a call
-  let colors = {};
-  let now = -1; // where a player on this page stands
+  const colors = {};
+  let now = -1; // the time of the step that a player on this page shows
 
   const ms = (units) => Number(((units * data.unit_ns) / 1e6).toFixed(6));
   const callsOf = (operation) => data.lanes.flatMap((_, lane) => {
-    const calls = [];
-    const from = bisect(data.start, data.first[lane], data.first[lane + 1], data.begins[operation]);
-    for (let i = from; i <= lastOf[lane]; i += 1) if (data.operation[i] === operation) { calls.push({ i, lane }); break; }
-    return calls;
+    const calls = data.operation.subarray(data.first[lane], data.first[lane + 1]);
+    const number = calls.indexOf(operation);
+    return number < 0 ? [] : [{ i: data.first[lane] + number, lane }];
   });
 
   // The Python that selects what is shown, and the operations that it selects.
   function selection() {
     const having = (wanted) => [...data.begins.keys()].filter(wanted);
     if (chosen >= 0) {
-      const each = data.operation[chosen];
-      const at = data.begins[each];
-      const op = JSON.stringify(data.kinds[data.kind[each]].op);
-      return { found: [each], python: `trace.between(${ms(at)}, ${ms(at + 1)}).where(op=${op})` };
+      const operation = data.operation[chosen];
+      const at = data.begins[operation];
+      const op = JSON.stringify(kindOf(data, operation).op);
+      return { found: [operation], python: `trace.between(${ms(at)}, ${ms(at + 1)}).where(op=${op})` };
     }
     if (chosenStep >= 0) {
       const python = `trace.within(${JSON.stringify(data.spans[chosenStep])})`;
-      return { found: having((each) => data.within[each] === chosenStep), python };
+      return { found: having((operation) => data.within[operation] === chosenStep), python };
     }
     const all = window[0] <= 0 && window[1] >= data.length;
-    const found = having((each) => data.begins[each] >= window[0] && data.begins[each] < window[1]);
+    const found = having((operation) => data.begins[operation] >= window[0] && data.begins[operation] < window[1]);
     return { found, python: all ? "trace" : `trace.between(${ms(window[0])}, ${ms(window[1])})` };
   }
 
   function show() {
     const style = getComputedStyle(root);
-    colors = Object.fromEntries(["ink", "faint", "missing", "paper"].map((name) => [name, style.getPropertyValue(`--${name}`)]));
+    for (const name of ["ink", "faint", "missing", "paper"]) colors[name] = style.getPropertyValue(`--${name}`);
     drawOverview();
     drawLanes();
     tell();
@@ -220,19 +220,25 @@ function mountStrip(root, data) {
     for (const [lane, from, to, shade] of data.heat) {
       ink.globalAlpha = 0.12 + (0.88 * Math.max(0, shade)) / 255;
       ink.fillStyle = colors.ink;
-      const box = [MARGIN_PX + from * scale, lane * high + 1, Math.max(1, (to - from) * scale - 0.5), high - 1];
+      const wide = Math.max(1, (to - from) * scale - 0.5);
+      const box = [MARGIN_PX + from * scale, lane * high + 1, wide, high - 1];
       if (shade < 0) drawStuck(ink, colors.faint, colors.missing, box);
       else ink.fillRect(...box);
     }
     ink.globalAlpha = 1;
-    if (!data.heat.length) data.lanes.forEach((_, lane) => drawLane(ink, data, lane, whole, [lane * high + 1, (lane + 1) * high], width, colors));
+    for (const lane of data.heat.length ? [] : data.lanes.keys()) {
+      drawLane(ink, data, lane, whole, [lane * high + 1, (lane + 1) * high], width, colors);
+    }
     ink.fillStyle = colors.missing;
-    for (const each of data.never) for (const lane of data.kinds[data.kind[each]].absent) {
-      ink.fillRect(MARGIN_PX + data.begins[each] * scale, lane * high + 1, Math.max(2, (data.ends[each] - data.begins[each]) * scale), high - 1);
+    for (const operation of data.never) {
+      const left = MARGIN_PX + data.begins[operation] * scale;
+      const wide = Math.max(2, (data.ends[operation] - data.begins[operation]) * scale);
+      for (const lane of kindOf(data, operation).absent) ink.fillRect(left, lane * high + 1, wide, high - 1);
     }
     ink.strokeStyle = colors.ink;
     ink.lineWidth = 2;
-    ink.strokeRect(MARGIN_PX + window[0] * scale, 1, Math.max(3, (window[1] - window[0]) * scale - 1), high * data.lanes.length);
+    const wide = Math.max(3, (window[1] - window[0]) * scale - 1);
+    ink.strokeRect(MARGIN_PX + window[0] * scale, 1, wide, high * data.lanes.length);
   }
 
   function drawLanes() {
@@ -266,20 +272,21 @@ function mountStrip(root, data) {
   function drawNever(ink, x, width) {
     ink.strokeStyle = ink.fillStyle = colors.missing;
     ink.lineWidth = flat ? 1 : 2;
-    const told = new Set(); // once in each row
-    for (const each of data.never) {
-      if (data.begins[each] > window[1] || data.ends[each] < window[0]) continue;
-      const left = Math.max(MARGIN_PX, x(data.begins[each]));
-      const wide = Math.max(3, Math.min(width, x(data.ends[each])) - left - 1);
-      const [other] = callsOf(each);
-      for (const lane of data.kinds[data.kind[each]].absent) {
+    const labelled = new Set(); // once in each row
+    for (const operation of data.never) {
+      if (data.begins[operation] > window[1] || data.ends[operation] < window[0]) continue;
+      const left = Math.max(MARGIN_PX, x(data.begins[operation]));
+      const wide = Math.max(3, Math.min(width, x(data.ends[operation])) - left - 1);
+      const [other] = callsOf(operation);
+      for (const lane of kindOf(data, operation).absent) {
         const top = barTop(lane, other.i);
         ink.strokeRect(left, top + 1, wide, barHigh - 2);
         ink.globalAlpha = 0.15;
         ink.fillRect(left, top + 1, wide, barHigh - 2);
         ink.globalAlpha = 1;
-        if (barHigh > 12 && wide > 90 && !told.has(top)) ink.fillText("✖ never came", left + 6, top + barHigh / 2 + 4);
-        told.add(top);
+        const hasRoom = barHigh > 12 && wide > 90 && !labelled.has(top);
+        if (hasRoom) ink.fillText("✖ never came", left + 6, top + barHigh / 2 + 4);
+        labelled.add(top);
       }
     }
   }
@@ -287,7 +294,7 @@ function mountStrip(root, data) {
   // Who sent to whom in the chosen operation: from when the sender stopped waiting to when the receiver was done.
   function drawArrows(ink, calls, x) {
     const of = new Map(calls.map(({ i, lane }) => [lane, i]));
-    const { pairs } = data.kinds[data.kind[data.operation[chosen]]];
+    const { pairs } = kindOf(data, data.operation[chosen]);
     ink.fillStyle = colors.ink;
     ink.globalAlpha = Math.max(0.15, Math.min(1, 24 / pairs.length)); // Many together are a shade.
     for (const [src, dst, , , how] of pairs) {
@@ -335,20 +342,25 @@ function mountStrip(root, data) {
   function tell() {
     const { found, python } = selection();
     const counts = new Map();
-    for (const each of found) counts.set(data.kind[each], (counts.get(data.kind[each]) ?? 0) + 1);
+    for (const operation of found) {
+      const kind = data.kind[operation];
+      counts.set(kind, (counts.get(kind) ?? 0) + 1);
+    }
     const pairs = new Map();
     let [messages, bytes, unknown] = [0, 0, 0];
     for (const [kind, times] of counts) {
       unknown += data.kinds[kind].why ? times : 0;
       for (const [src, dst, size, count] of data.kinds[kind].pairs) {
-        pairs.set(src * data.lanes.length + dst, (pairs.get(src * data.lanes.length + dst) ?? 0) + size * times);
+        const pair = src * data.lanes.length + dst;
+        pairs.set(pair, (pairs.get(pair) ?? 0) + size * times);
         messages += count * times;
         bytes += size * times;
       }
     }
     const number = (count, name) => `${count.toLocaleString("en-US")} ${name}${count === 1 ? "" : "s"}`;
     const not = unknown ? ` The messages of ${number(unknown, "operation")} are not known.` : "";
-    const seen = chosenStep >= 0 ? found.length : data.begins.reduce((sum, begin, each) => sum + (begin < window[1] && data.ends[each] >= window[0]), 0);
+    const isInView = (begin, operation) => begin < window[1] && data.ends[operation] >= window[0];
+    const seen = chosenStep >= 0 ? found.length : data.begins.filter(isInView).length;
     const begin = seen > found.length ? `, of which ${found.length} begin here` : "";
     const where = chosen >= 0 ? sentenceOf(chosen) : `${number(seen, "operation")} in view${begin}:`;
     find(".sentence").textContent = `${where} ${number(messages, "message")}, ${sizeText(bytes)} of payload.${not}`;
@@ -358,12 +370,15 @@ function mountStrip(root, data) {
 
   function sentenceOf(call) {
     const lane = data.first.findLastIndex((begin) => begin <= call);
-    const kind = data.kinds[data.kind[data.operation[call]]];
+    const kind = kindOf(data, data.operation[call]);
     const time = (units) => `${((units * data.unit_ns) / 1e6).toPrecision(3)} ms`;
-    const last = callsOf(data.operation[call]).reduce((one, other) => (data.start[other.i] > data.start[one.i] ? other : one), { i: call, lane });
-    const waited = data.waited[call] ? `, ${time(data.waited[call])} of it waiting for ${data.lanes[last.lane]}` : "";
-    const took = data.took[call] === STUCK ? "never came out of it" : data.took[call] < 0 ? "was in it; nobody saw its end" : `was in it for ${time(data.took[call])}${waited}`;
-    return `${kind.text}: ${data.lanes[lane]} ${took}.${kind.why ? ` ${kind.why}.` : ` Messages: ${kind.how}.`}`;
+    const later = (one, other) => (data.start[other.i] > data.start[one.i] ? other : one);
+    const last = callsOf(data.operation[call]).reduce(later, { i: call, lane });
+    let took = `was in it for ${time(data.took[call])}`;
+    if (data.waited[call]) took += `, ${time(data.waited[call])} of it waiting for ${data.lanes[last.lane]}`;
+    if (data.took[call] < 0) took = "was in it; nobody saw its end";
+    if (data.took[call] === STUCK) took = "never came out of it";
+    return `${kind.text}: ${data.lanes[lane]} ${took}. ${kind.why || `Messages: ${kind.how}`}.`;
   }
 
   function look(from, to, step = -1) {
@@ -379,7 +394,10 @@ function mountStrip(root, data) {
   const middle = () => (chosen >= 0 ? data.start[chosen] : (window[0] + window[1]) / 2);
   const zoom = (by, at = middle()) => look(at - (at - window[0]) * by, at + (window[1] - at) * by);
   const pan = (share) => look(window[0] + share * (window[1] - window[0]), window[1] + share * (window[1] - window[0]));
-  const timeAt = (canvas, event, [from, to]) => from + ((event.offsetX - MARGIN_PX) * (to - from)) / Math.max(1, canvas.clientWidth - MARGIN_PX);
+  function timeAt(canvas, event, [from, to]) {
+    const share = (event.offsetX - MARGIN_PX) / Math.max(1, canvas.clientWidth - MARGIN_PX);
+    return from + share * (to - from);
+  }
 
   function callAt(event) {
     const lane = Math.floor((event.offsetY - TOP_PX) / laneHigh);
@@ -398,19 +416,19 @@ function mountStrip(root, data) {
     } else show();
     if (call < 0) return;
     const us = (units) => data.begin_us + (units * data.unit_ns) / 1000;
-    const each = data.operation[call];
-    const detail = { at_us: us(data.begins[each]), until_us: us(data.ends[each]), players: 0, followed: 0 }; // The players of this page count themselves.
+    const operation = data.operation[call];
+    const detail = { at_us: us(data.begins[operation]), until_us: us(data.ends[operation]) };
     root.dispatchEvent(new CustomEvent("dlearn-call", { bubbles: true, detail }));
-    const other = " The player on this page plays another part of the run; this call is played by";
-    if (detail.players > detail.followed) find(".sentence").append(`${other} player(${selection().python}).`);
   }
 
   // From the chosen call to its neighbour in time, or to the next rank's call at that time.
   function step(by, lanesBy = 0) {
     const now = chosen >= 0 ? data.first.findLastIndex((begin) => begin <= chosen) : 0;
     const lane = Math.max(0, Math.min(data.lanes.length - 1, now + lanesBy));
-    const from = chosen >= 0 && !lanesBy ? chosen + by : bisect(data.start, data.first[lane], data.first[lane + 1], chosen >= 0 ? data.start[chosen] : window[0]);
-    if (data.first[lane + 1] > data.first[lane]) choose(Math.max(data.first[lane], Math.min(lastOf[lane], from)));
+    const [first, last] = [data.first[lane], data.first[lane + 1] - 1];
+    const at = chosen >= 0 ? data.start[chosen] : window[0];
+    const call = chosen >= 0 && !lanesBy ? chosen + by : bisect(data.start, first, last + 1, at);
+    if (last >= first) choose(Math.max(first, Math.min(last, call)));
   }
 
   let drag = null;
@@ -446,8 +464,17 @@ function mountStrip(root, data) {
     else zoom(event.deltaY > 0 ? ZOOM : 1 / ZOOM, timeAt(lanes, event, window));
   }, { passive: false });
   const keys = {
-    ArrowLeft: () => pan(-0.2), ArrowRight: () => pan(0.2), "+": () => zoom(1 / ZOOM), "=": () => zoom(1 / ZOOM), "-": () => zoom(ZOOM),
-    Home: () => look(...whole), n: () => step(1), p: () => step(-1), ArrowUp: () => step(0, -1), ArrowDown: () => step(0, 1), Escape: () => choose(-1),
+    ArrowLeft: () => pan(-0.2),
+    ArrowRight: () => pan(0.2),
+    ArrowUp: () => step(0, -1),
+    ArrowDown: () => step(0, 1),
+    "+": () => zoom(1 / ZOOM),
+    "=": () => zoom(1 / ZOOM),
+    "-": () => zoom(ZOOM),
+    n: () => step(1),
+    p: () => step(-1),
+    Home: () => look(...whole),
+    Escape: () => choose(-1),
   };
   lanes.addEventListener("keydown", (event) => {
     if (!(event.key in keys) || event.altKey || event.ctrlKey || event.metaKey) return;
@@ -465,8 +492,10 @@ function mountStrip(root, data) {
     const [, from, to, span] = data.steps[steps.value] ?? ["", ...whole, -1];
     look(from, to, span);
   });
-  for (const [place, color] of data.colors.entries()) add(find(".legend"), "span", { style: `--color: ${color}` }, data.legend[place]);
-  add(find(".legend"), "i", {}, `thin: waits for the last rank${data.never.length ? "; hatched: for one that never came (red)" : ""}`);
+  const legend = find(".legend");
+  data.colors.forEach((color, i) => add(legend, "span", { style: `--color: ${color}` }, data.legend[i]));
+  const hatched = data.never.length ? "; hatched: for one that never came (red)" : "";
+  add(legend, "i", {}, `thin: waits for the last rank${hatched}`);
   document.addEventListener("dlearn-step", ({ detail }) => {
     now = detail.at_us ? ((detail.at_us - data.begin_us) * 1000) / data.unit_ns : -1;
     show();

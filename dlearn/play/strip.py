@@ -6,6 +6,7 @@ operations, and who sends how much to whom in them, stand there once.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,8 @@ from dlearn.play.static_frames import image
 from dlearn.shown import count_text, first_few
 from dlearn.trace import Trace
 
+Units = Callable[[int], int]
+"""From a time in ns to units from the first call on."""
 _LEAST_UNIT_NS = 100
 _HIGHEST = 2**31 - 2
 """Of a number in four bytes."""
@@ -51,7 +54,10 @@ class Strip(Page):
 
     def _repr_html_(self) -> str:
         """Return the page with a picture, for a notebook that runs no scripts, as one that is not trusted yet."""
-        return self.snippet.replace("</p>", f"</p>{_static_picture(self._trace, self.steps)}", 1)
+        with closed_after():
+            axes = draw.steps(self._trace) if self.steps.titles else draw.timeline(self._trace)
+            picture = image(str(axes.get_label()), svg_of(axes))
+        return self.snippet.replace("</p>", f"</p>{picture}", 1)
 
     def __repr__(self) -> str:
         return self.title
@@ -90,11 +96,15 @@ def strip_facts(trace: Trace, steps: RunSteps) -> tuple[dict[str, Any], dict[str
     titled: list[list[Any]] = []
     shades = steps.shades
     heat: list[tuple[int, int, int, int]] = []
+
+    def units(at_ns: int) -> int:
+        return (at_ns - begin_ns) // unit_ns
+
     for number, title in enumerate(steps.titles):
-        mine = _cells(steps.steps[number].cells, shades[number], lanes, begin_ns, last_ns, unit_ns)
-        begin, end = min(cell[1] for cell in mine), max(cell[2] for cell in mine)
-        titled.append([printable(title), begin, end + 1, spans.get(title, -1)])
-        heat += mine
+        cells = _cells(steps.steps[number].cells, shades[number], lanes, units, last_ns)
+        begins, ends = [cell[1] for cell in cells], [cell[2] for cell in cells]
+        titled.append([printable(title), min(begins), max(ends) + 1, spans.get(title, -1)])
+        heat += cells
     facts = {
         "lanes": [printable(trace.label(rank)) for rank in ranks],
         "begin_us": begin_ns // 1000,
@@ -147,42 +157,43 @@ def _kinds(trace: Trace, shown: Operations, lanes: dict[int, int]) -> tuple[list
     kinds: dict[tuple[Any, ...], dict[str, Any]] = {}
     numbers: dict[tuple[Any, ...], int] = {}
     kind = np.zeros(len(shown), np.int64)
-    for one, equal in shown.groups():
-        described = _kind(one, trace, lanes)
+    for operation, equal in shown.groups():
+        described = _kind(operation, trace, lanes)
         key = tuple(described.values())
         kinds[key] = described
         kind[equal] = numbers.setdefault(key, len(numbers))
     return [*kinds.values()], kind
 
 
-def _kind(one: Operation, trace: Trace, lanes: dict[int, int]) -> dict[str, Any]:
-    expected = sums_of(one)
+def _kind(operation: Operation, trace: Trace, lanes: dict[int, int]) -> dict[str, Any]:
+    sums = sums_of(operation)
     pairs = []
-    for each in expected:
-        if each.how != "missing":
-            size = each.payload_bytes or 0
-            pairs.append((lanes[each.src], lanes[each.dst], size, each.message_count, each.how))
-    sites = dict.fromkeys(end.site for end in one.ends if end.site)
-    text = f"{one.op} of {one.what}"
+    for sent in sums:
+        if sent.how != "missing":
+            size = sent.payload_bytes or 0
+            pairs.append((lanes[sent.src], lanes[sent.dst], size, sent.message_count, sent.how))
+    sites = dict.fromkeys(end.site for end in operation.ends if end.site)
+    text = f"{operation.op} of {operation.what}"
     if sites:
         text += f" ({', '.join(sites)})"
-    if one.missing:
-        never = first_few([trace.label(rank) for rank in one.missing], _NAMES_SHOWN)
+    if operation.missing:
+        never = first_few([trace.label(rank) for rank in operation.missing], _NAMES_SHOWN)
         text += f", which {never} never called"
-    mark, color, family = one.op, look(one.op).color, look(one.op).family
-    if one.bucket is not None:
-        mark, color, family = f"bucket {one.bucket.index}", SERIES[one.bucket.index % len(SERIES)], ""
-    reason = why_unknown(one)
+    op, bucket = look(operation.op), operation.bucket
+    mark, color, family = operation.op, op.color, op.family
+    if bucket is not None:
+        mark, color, family = f"bucket {bucket.index}", SERIES[bucket.index % len(SERIES)], ""
+    reason = why_unknown(operation)
     return {
-        "op": one.ends[0].op,
+        "op": operation.ends[0].op,
         "text": printable(text),
         "mark": printable(mark),
         "color": color,
         "family": family,
-        "how": ", ".join(sorted({each.how for each in expected})) or "none",
+        "how": ", ".join(sorted({sent.how for sent in sums})) or "none",
         "why": "" if reason is None else printable(f"No messages known: {reason}"),
         "pairs": tuple(pairs),
-        "absent": tuple(lanes[rank] for rank in one.missing if rank in lanes),
+        "absent": tuple(lanes[rank] for rank in operation.missing if rank in lanes),
     }
 
 
@@ -208,26 +219,20 @@ def _in_steps(trace: Trace, shown: Operations, steps: RunSteps) -> tuple[dict[st
 
 
 def _cells(
-    cells: dict[int, StepOnRank],
-    shades: dict[int, float],
-    lanes: dict[int, int],
-    begin_ns: int,
-    last_ns: int,
-    unit_ns: int,
+    step: dict[int, StepOnRank], shades: dict[int, float], lanes: dict[int, int], units: Units, last_ns: int
 ) -> list[tuple[int, int, int, int]]:
     """Return lane, start, end, and shade of a step on each rank.
 
     The shade is that of `draw.steps`, from 0 to 255; -1: never finished.
     """
-    drawn = []
-    for rank, cell in cells.items():
+    cells = []
+    for rank, on_rank in step.items():
         end_ns, shade = last_ns, -1
-        if cell.length_ns is not None:
-            end_ns = cell.start_ns + cell.length_ns
+        if on_rank.length_ns is not None:
+            end_ns = on_rank.start_ns + on_rank.length_ns
             shade = int(255 * shades[rank])
-        begin, end = ((at_ns - begin_ns) // unit_ns for at_ns in (cell.start_ns, end_ns))
-        drawn.append((lanes[rank], begin, end, shade))
-    return drawn
+        cells.append((lanes[rank], units(on_rank.start_ns), units(end_ns), shade))
+    return cells
 
 
 # HTML -----------------------------------------------------------------------------------------------------------------
@@ -250,10 +255,3 @@ minus zoom, N and P go to the next and the previous call, up and down to another
 <canvas class="traffic" role="img" aria-label="Traffic matrix of what is chosen; the sentence has its sum"></canvas>
 </div>
 """
-
-
-def _static_picture(trace: Trace, steps: RunSteps) -> str:
-    """Return the picture for pages that run no scripts."""
-    with closed_after():
-        axes = draw.steps(trace) if steps.titles else draw.timeline(trace)
-        return image(str(axes.get_label()), svg_of(axes))
