@@ -315,7 +315,7 @@ class RpcCall(Event, tag="rpc call", frozen=True, kw_only=True):
 
 
 class RpcRun(Event, tag="rpc run", frozen=True, kw_only=True):
-    """The callee's end: it begins with the function; the request was there at `arrived_ns`, unpacked."""
+    """The execution, at the callee: it begins with the function. The request was there, unpacked, at `arrived_ns`."""
 
     own = ("call", "arrived_ns", "context")
     function: str

@@ -99,7 +99,8 @@ def _segments(ranks: int, payload: int, itemsize: int) -> Segments:
 def _ring(ranks: int, payload: int, cut: Segments, *, first_chunk: int, first_step: int, steps: int) -> Iterator[Send]:
     """Yield a ring: in step i every rank sends the i-th segment from the beginning of its first chunk on.
 
-    This decides the direction of gloo's ring: to the left, rank r to rank r-1. (Its all-gather goes to the right.)
+    This decides the direction of gloo's ring: to the left, rank r to rank r-1. `ring_all_gather`, of a
+    program's own all_gather, goes to the right.
     """
     for i in range(steps if payload else 0):
         for segment in range(i % cut.per_chunk, cut.filled, cut.per_chunk):

@@ -31,8 +31,9 @@ from dlearn.join.wire import RPC, Edge, Meter, meters, outer_group
 from dlearn.join.wording import Reason, ReasonKind
 
 OperationKey = int
-Counted = tuple["LedgerRow", int]  # And how often it is there.
-"""Rank and number of an operation's first end."""
+"""The row of an operation in the table of operations."""
+Counted = tuple["LedgerRow", int]
+"""A row, and how often it is there."""
 Connection = tuple[int, Edge]
 """A rank, and the connection into which it writes."""
 SampleRange = tuple[int, int, int]

@@ -59,7 +59,7 @@ def match(processes: Sequence[Process], table: EventTable) -> OperationTable:
             groups[event.rank, event.group] = Group(event.group, "unknown", (), default=False)
     complete = {process.rank for process in processes if process.complete}
     complete -= {*table.rank[table.is_a(OtherMpiCall)].tolist()}  # It may be one that was not read.
-    alone, paired = _sends(table, groups, complete)
+    alone, paired = _match_sends(table, groups, complete)
     came = _collectives(table, groups, complete)
     came.missing.update(_not_reached(table, groups, processes, came))
     met = (alone, came, paired)
@@ -217,8 +217,8 @@ Channel = tuple[int, int, int, int]
 """Group, sender, receiver and tag: the first send there meets the first recv, and so on."""
 
 
-def _sends(table: EventTable, groups: Groups, complete: set[int]) -> tuple[_MatchedEnds, _MatchedEnds]:
-    """Return the calls that stay alone, as they were refused or no rank is the peer; and all others."""
+def _match_sends(table: EventTable, groups: Groups, complete: set[int]) -> tuple[_MatchedEnds, _MatchedEnds]:
+    """Match sends and receives; return the calls that stay alone (refused, or without a peer), and the others."""
     rows = np.flatnonzero(table.is_a(PointToPoint))
     channels = [
         _channel(event, groups[event.rank, event.group]) if isinstance(event, PointToPoint) else None

@@ -89,7 +89,7 @@ class ExchangeTable:
         run = np.flatnonzero(events.is_a(RpcRun))
         is_fetched = events.of_firsts(lambda first: getattr(first, "fetched", False))
         reply = np.flatnonzero(events.is_a(RpcReply) & ~is_fetched)
-        run, reply = (_of_calls(events, call, rows, known) for rows in (run, reply))
+        run, reply = (_match_to_calls(events, call, rows, known) for rows in (run, reply))
         handed_ns = numbers_of(events, call, "handed_ns")
         received_ns = numbers_of(events, run, "arrived_ns")
         at_ns = np.where(handed_ns == 0, np.maximum(received_ns, 0), handed_ns)
@@ -239,8 +239,8 @@ def _kind_of(first: Event) -> int:
     return _KINDS.index(rpc.kind_of_call(first)) if isinstance(first, RpcCall) else UNKNOWN_KIND
 
 
-def _of_calls(events: EventTable, calls: Rows, rows: Rows, known: Workers) -> Rows:
-    """Return the last of these rows, runs or replies, that belongs to each call; -1 for none."""
+def _match_to_calls(events: EventTable, calls: Rows, rows: Rows, known: Workers) -> Rows:
+    """Match executions (or replies) to calls: return the last of these rows that belongs to each call; -1: none."""
     ranks = 1 + max([events.rank.max(initial=0), *known.by_id.values()])
     callers = events.of_firsts(lambda first: known.rank(getattr(first, "caller", None)), np.int64)
     caller = callers[rows]
