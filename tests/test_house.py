@@ -139,7 +139,7 @@ LINES = {
     "course": 1_810,
     "ddp_claims": 3_436,
     "dlearn": 1_106,
-    "dlearn/analysis": 6_454,
+    "dlearn/analysis": 6_453,
     "dlearn/backends": 631,
     "dlearn/cluster": 3_415,
     "dlearn/collectives": 602,
@@ -166,7 +166,7 @@ HABITS = {
     "conditionals inside f-strings": 6,
     "docstrings that begin with no verb": 0,
     "functions of more than 10 branches": 6,
-    "lines over 100 characters": 2_346,
+    "lines over 100 characters": 2_343,
     "statements of more than one comprehension": 37,
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, repeat
 from math import log10
 from typing import Any
 
@@ -227,25 +227,25 @@ def _rows(trace: Trace, width_pt: float, *, few: bool, steps: bool) -> Rows:
     """Return blocks in the order of sending, each with its span; unless they are `few`, folded and cut."""
     shown, lines = operations(trace), sequence_labels.lifelines(trace, once=not few)
     tags = {one.tag for one, _ in shown.group_sizes() if one.sender is not None}
-    calls = shown.at(np.flatnonzero(shown.table.is_call[shown.rows]))
-    sent = [message for call in calls for message in messages_of(call)]
+    calls = [(one, times) for one, times in shown.group_sizes() if one.is_call]
+    control = sum([times * message.control for one, times in calls for message in messages_of(one)])
     builder = BlockBuilder(
         trace, lines, width_pt / max(1, len(lines.names)), steps=steps, tagged=len(tags) > 1,
-        control=sum(message.control for message in sent) <= _FEW_CONTROL,
+        control=control <= _FEW_CONTROL,
     )  # fmt: skip
-    built: list[Block | None] = [None] * len(shown)
+    built = np.full(len(shown), None, object)
     sent_ns = shown.start_ns.copy()
     for operation, rows in shown.groups():
-        block = builder.block_of(operation, times=len(rows))
-        for row in rows.tolist():
-            built[row] = block
+        built[rows] = builder.block_of(operation, times=len(rows))
         if operation.sender is not None:  # A receive may be posted long before.
             sent_ns[rows] = shown.times(rows)[2][:, 0]
     parts = ProgramParts(trace) if trace.whole.spans else None
     blocks: list[Block] = []
-    for row in np.argsort(sent_ns, kind="stable").tolist():
-        if (block := built[row]) is not None:
-            blocks.append(replace(block, step=parts.span_of(shown[row]) if parts else ""))
+    order = np.argsort(sent_ns, kind="stable")
+    steps_of = map(parts.span_of, shown.at(order)) if parts else repeat("")
+    for block, step in zip(built[order], steps_of, strict=False):
+        if block is not None:
+            blocks.append(replace(block, step=step))
     whole = Rows(lines, tuple(Cycle((block,)) for block in blocks), merged=not steps)
     whole = whole if few else _cut(lines, fold(blocks, most_rows=MOST_ROWS))
     return replace(whole, not_drawn=builder.counts, bytes_not_drawn=builder.sizes)

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, repeat
 from textwrap import indent
 from typing import NamedTuple
+
+import numpy as np
 
 from dlearn.analysis.findings import sequence_finding
 from dlearn.analysis.telling.explanations import NAMES_SHOWN, payload_text
 from dlearn.analysis.telling.repeats import repeats
+from dlearn.events.event_table import NONE
 from dlearn.events.printable import printable
 from dlearn.join.ends import payload_bytes
 from dlearn.join.joining import all_ranks, operations
-from dlearn.join.operation_messages import messages_of, why_unknown
+from dlearn.join.operation_messages import messages_of, messages_of_calls, why_unknown
 from dlearn.join.tables.message_table import Message
 from dlearn.join.tables.operation_table import Operation
 from dlearn.shown import size_text
@@ -85,14 +88,13 @@ def _calls(trace: Trace) -> list[Piece]:
     shown = operations(trace)
     found: list[tuple[int, int, Piece]] = []  # With its time in ns, and its place among the operations.
     for one, places in shown.groups():
-        phase, first = one.ends[0].phase.removeprefix("none"), int(places[0])
-        if one.exchange is not None and (sent := messages_of(one)):
-            times = [one.start_ns if each.sent_ns is None else each.sent_ns for each in sent]
-            found += [(at_ns, first, Piece(phase, _line(each))) for at_ns, each in zip(times, sent, strict=True)]
-        elif call := _call(one):
-            starts = zip(shown.start_ns[places].tolist(), places.tolist(), strict=True)
-            found += [(at_ns, place, Piece(phase, call)) for at_ns, place in starts]
-    return [piece for *_, piece in sorted(found)]
+        start_ns, phase = shown.start_ns[places], one.ends[0].phase.removeprefix("none")
+        texts = [(start_ns, _call(one))]
+        if one.exchange is not None and (sent := messages_of_calls(shown, places)):
+            texts = [(np.where(at.sent_ns == NONE, start_ns, at.sent_ns), _line(each)) for each, at in sent]
+        for at_ns, text in texts:
+            found += zip(at_ns.tolist(), places.tolist(), repeat(Piece(phase, text)), strict=False)
+    return [piece for *_, piece in sorted(found) if piece.text]
 
 
 def _call(operation: Operation) -> str:

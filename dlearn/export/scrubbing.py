@@ -102,9 +102,7 @@ def _without(value: Any, field: str, names: _Names) -> Any:
             return [_without(each, field, names) for each in value]
         case dict():
             own = "group" if field == "group" else ""
-            return {
-                key: _without(each, own if own and key in ("name", "within") else key, names)
-                for key, each in value.items()
-            }
+            fields = {key: own if own and key in ("name", "within") else key for key in value}
+            return {key: _without(each, fields[key], names) for key, each in value.items()}
         case _:
             return value

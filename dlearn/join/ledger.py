@@ -7,7 +7,6 @@ and 48 B for each that comes from there.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,21 +16,20 @@ from typing import Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from dlearn.events.event_table import Rows
+from dlearn.events.event_table import NONE, Column, Rows
 from dlearn.events.source import ServiceCall
 from dlearn.join import gloo
 from dlearn.join.columns import is_new
 from dlearn.join.joining import operations
-from dlearn.join.operation_messages import messages_of, sums_of, why_unknown
+from dlearn.join.operation_messages import messages_of, messages_of_calls, sums_of, why_unknown
 from dlearn.join.rpc_messages import FRAMING_ERROR, UNKNOWN, wire_bytes
 from dlearn.join.selection import Selection, once
+from dlearn.join.tables.message_table import Message
 from dlearn.join.tables.operation_table import Operation
 from dlearn.join.tables.operations import Operations
 from dlearn.join.wire import RPC, Edge, Meter, meters, outer_group
 from dlearn.join.wording import Reason, ReasonKind
 
-OperationKey = int
-"""The row of an operation in the table of operations."""
 Counted = tuple["LedgerRow", int]
 """A row, and how often it is there."""
 Connection = tuple[int, Edge]
@@ -140,8 +138,8 @@ class Ledger:
     operations: Operations
     entries: Entries
 
-    def called(self, rank: int, first: int, last: int) -> set[OperationKey]:
-        """Return the operations that this rank called between these two of its events."""
+    def called(self, rank: int, first: int, last: int) -> set[int]:
+        """Return the operations, as rows, that this rank called between these two of its events."""
         inside = [
             self.entries.between(rank, section, section + 1)
             for section, (start, end) in enumerate(pairwise(self.meters[rank].numbers))
@@ -237,12 +235,13 @@ def ledger_of(trace: Selection) -> Ledger:
     asked, known = operations(trace), meters(trace)
     processes = {process.rank: process for process in trace.processes}
     cells: list[LedgerRow] = []
-    columns: list[tuple[np.ndarray, np.ndarray]] = []
+    columns = [(np.empty(0, np.intp), np.empty(0, np.intp))]
     for one, places in asked.groups():
         if one.exchange is not None:
-            for cell, section in _of_rpc(one, known):
-                cells.append(cell)
-                columns.append((places, np.array([section])))
+            for message, sent in messages_of_calls(asked, places):
+                if message.src != message.dst:
+                    cells.append(_of_rpc(message))
+                    columns.append((places, _sections_at(known.get(message.src), sent.sent_ns)))
             continue
         if isinstance(one.ends[0], ServiceCall):
             continue  # Its connections are no process group's, and not counted.
@@ -255,10 +254,8 @@ def ledger_of(trace: Selection) -> Ledger:
             cells.append(LedgerRow(rank, group, tuple(Written((group, dst), *both) for dst, *both in sizes), reason))
             samples = known[rank].numbers if rank in known else ()
             columns.append((places, _sections(samples, numbers[:, column])))
-    empty = np.empty(0, np.intp)
-    called = np.concatenate([empty, *(places for places, _ in columns)])
-    sections = np.concatenate([empty, *(sections for _, sections in columns)])
-    numbers = np.repeat(np.arange(len(cells)), [len(places) for places, _ in columns])
+    called, sections = map(np.concatenate, zip(*columns, strict=True))
+    numbers = np.repeat(np.arange(-1, len(cells)), [len(places) for places, _ in columns])
     ranks = np.array([each.rank for each in cells], np.intp)[numbers]
     order = np.lexsort((called, sections, ranks))
     entries = Entries(cells, numbers[order], called[order], ranks[order], sections[order])
@@ -271,24 +268,24 @@ def _sections(samples: Sequence[int], events: np.ndarray) -> np.ndarray:
     return np.where(after < len(samples), after - 1, -1)
 
 
-def _of_rpc(operation: Operation, known: dict[int, Meter]) -> Iterator[tuple[LedgerRow, int]]:
-    """Yield a cell for each message of an RPC, and its section by its time: threads of C++ send it."""
-    for message in messages_of(operation):
-        if message.src == message.dst:
-            continue  # It never leaves the process.
-        size = wire_bytes(message)
-        row = Written((RPC, message.dst), message.payload_bytes or 0, size or 0, message.observer_bytes)
-        reason = None
-        if size is None:
-            unknown = message.op == UNKNOWN
-            reason = Reason(ReasonKind.KIND_UNKNOWN) if unknown else Reason.of(ReasonKind.PACKED_BY_CPP, message.op)
-        meter = known.get(message.src)
-        section = -1
-        if meter is not None and message.sent_ns is not None:
-            before = bisect_left(meter.times_ns, message.sent_ns) - 1
-            if meter.known_from <= before < len(meter.times_ns) - 1:
-                section = before
-        yield LedgerRow(message.src, RPC, (row,), reason, message.op), section
+def _sections_at(meter: Meter | None, sent_ns: Column) -> Rows:
+    """Return the section of each message of RPC by its time, as threads of C++ send it."""
+    if meter is None:
+        return np.full(len(sent_ns), -1)
+    before = np.searchsorted(meter.times_ns, sent_ns) - 1
+    inside = (before >= meter.known_from) & (before < len(meter.times_ns) - 1)
+    return np.where(inside & (sent_ns != NONE), before, -1)
+
+
+def _of_rpc(message: Message) -> LedgerRow:
+    """Return the cell of a message of RPC, unless it is to its own rank: that stays in the process."""
+    size = wire_bytes(message)
+    row = Written((RPC, message.dst), message.payload_bytes or 0, size or 0, message.observer_bytes)
+    reason = None
+    if size is None:
+        unknown = message.op == UNKNOWN
+        reason = Reason(ReasonKind.KIND_UNKNOWN) if unknown else Reason.of(ReasonKind.PACKED_BY_CPP, message.op)
+    return LedgerRow(message.src, RPC, (row,), reason, message.op)
 
 
 def predicted_on_the_wire(operation: Operation) -> tuple[Counter[tuple[int, int]], Reason | None]:
@@ -297,7 +294,7 @@ def predicted_on_the_wire(operation: Operation) -> tuple[Counter[tuple[int, int]
         _, predicted, reason = _prediction(operation)
         return predicted, reason
     predicted, reason = Counter(), why_unknown(operation)
-    for cell, _ in _of_rpc(operation, {}):
+    for cell in [_of_rpc(each) for each in messages_of(operation) if each.src != each.dst]:
         reason = cell.unexplained or reason
         predicted.update({(cell.rank, row.edge[1]): row.predicted for row in cell.rows if row.predicted})
     return predicted, reason

@@ -15,7 +15,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from dlearn.events.event import Collective, PointToPoint
-from dlearn.events.event_table import NONE
+from dlearn.events.event_table import NONE, Rows
 from dlearn.events.mpi_facts import CANCELLED
 from dlearn.events.source import ServiceCall, in_use
 from dlearn.join import gloo, nccl_rings
@@ -52,13 +52,13 @@ def messages_of(operation: Operation) -> list[Message]:
     return columns.made([operation] * count, [AS_ITS_OPERATION], [False] * count)
 
 
-def columns_of_calls(asked: Operations) -> tuple[MessageColumns, list[Content]]:
-    """Return the messages of all calls of RPC and of services, and what they hold.
+def columns_of_calls(asked: Operations, calls: Rows) -> tuple[MessageColumns, list[Content]]:
+    """Return the messages of these calls of RPC and of services, and what they hold.
 
     Calls of the same class differ in their times only, which the table of exchanges has.
     """
     contents = {AS_ITS_OPERATION: 0}
-    calls, events = np.flatnonzero(asked.is_call), asked.table.events
+    events = asked.table.events
     likes = asked.table.like[asked.rows[calls]]
     _, first, group = np.unique(likes, return_index=True, return_inverse=True)
     facts = np.full((2, 7, len(first)), NONE)
@@ -79,6 +79,12 @@ def columns_of_calls(asked: Operations) -> tuple[MessageColumns, list[Content]]:
         fields = (src, dst, size, how, *times, zero, zero, zero + step, content_number)
         parts.append(MessageColumns(calls[is_sent], *fields))
     return together(parts), [*contents]
+
+
+def messages_of_calls(asked: Operations, calls: Rows) -> list[tuple[Message, MessageColumns]]:
+    """Return the messages of one of these calls of a group, each with the columns of all of them."""
+    sent, _ = columns_of_calls(asked, calls)
+    return [(each, sent.of(sent.step == each.step)) for each in messages_of(asked[int(calls[0])])]
 
 
 def _of_call(operation: Operation) -> Iterator[Message]:

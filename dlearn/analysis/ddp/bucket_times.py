@@ -210,7 +210,8 @@ def bucket_times(trace: Trace) -> BucketTimes:
     note = clock_note(trace)
     trace = on_device(trace)
     every = operations(trace)
-    reductions = every.at(np.flatnonzero(every.table.has_bucket_label[every.rows]))
+    labelled = every.table.with_an_end(every.table.label_of > 0)
+    reductions = every.at(np.flatnonzero(labelled[every.rows]))
     # By rank, its graph task, model and bucket.
     calls: dict[tuple[int, int | None, int, int], Calls] = defaultdict(list)
     for operation in reductions:

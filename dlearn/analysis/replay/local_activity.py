@@ -19,10 +19,10 @@ import numpy as np
 from dlearn.analysis.ddp.bucket_times import BucketTime, bucket_times
 from dlearn.analysis.replay.steps import Change, ProgramParts, StatePanel, Step, WalkParts
 from dlearn.events.event import AutogradNode, Bucket, Collective, PhaseSpan, PointToPoint, RpcCall, RpcRun, Span
-from dlearn.events.event_table import EventTable, Mask, Rows
+from dlearn.events.event_table import NONE, EventTable, Mask, Rows
 from dlearn.join.autograd_graph import Node, join_graph
 from dlearn.join.operation_messages import message_count
-from dlearn.join.rpc.rpc_exchange import BACKWARD, RpcExchange
+from dlearn.join.rpc.rpc_exchange import BACKWARD
 from dlearn.join.rpc_messages import phase_of
 from dlearn.join.tables.message_table import Message
 from dlearn.shown import count_text
@@ -222,13 +222,14 @@ def contexts(trace: Trace, messages: Sequence[Message], walk: WalkParts) -> None
 
 def _from_the_first_on(trace: Trace, messages: Sequence[Message]) -> set[int]:
     """Return the contexts whose first request is among these; others have unknown contents."""
-    first: dict[int, RpcExchange] = {}
-    for exchange in sorted(trace.whole.rpc.exchanges, key=lambda each: each.sent_ns or 0):
-        if exchange.context is not None and exchange.sent_ns is not None:
-            first.setdefault(exchange.context, exchange)
+    exchanges = trace.whole.rpc.exchanges.table
+    sent = np.flatnonzero((exchanges.context != NONE) & (exchanges.sent_ns != NONE))
+    sent = sent[np.argsort(exchanges.sent_ns[sent], kind="stable")]
+    known, first = np.unique(exchanges.context[sent], return_index=True)
     # Their requests: a reply alone does not count.
-    here = {id(message.operation.exchange) for message in messages if not message.step}
-    return {context for context, exchange in first.items() if id(exchange) in here}
+    requested = [message.operation.exchange for message in messages if not message.step]
+    here = [exchange.number for exchange in requested if exchange is not None]
+    return {*known[np.isin(sent[first], here)].tolist()}
 
 
 def _after(message: Message, at_receiver: str, at_sender: str) -> list[tuple[int, str]]:

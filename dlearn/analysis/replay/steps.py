@@ -16,6 +16,9 @@ from dlearn.join.tables.operation_table import Operation
 from dlearn.shown import RankNames
 from dlearn.trace import Trace
 
+EventKey = tuple[int, int | None]
+"""The rank and the number of an event; None: there is none."""
+
 
 class Change(msgspec.Struct, frozen=True):
     """A change of what `rank` holds at an index of a panel; "" is nothing. `share` is from 0 to 1.
@@ -129,21 +132,24 @@ class ProgramParts:
 
     def __init__(self, trace: Trace) -> None:
         self._names = _outermost(trace.whole)
-        self._callers: dict[tuple[int, int], Event] = {}
-        for exchange in trace.whole.rpc.exchanges:
-            if exchange.run is not None and exchange.call is not None:
-                self._callers[exchange.run.rank, exchange.run.number] = exchange.call
+        exchanges = trace.whole.rpc.exchanges.table
+        run, call, events = exchanges.run, exchanges.call, exchanges.events
+        run, call = run[(run >= 0) & (call >= 0)], call[(run >= 0) & (call >= 0)]
+        runs = zip(events.rank[run].tolist(), events.number[run].tolist(), strict=True)
+        around = zip(events.rank[call].tolist(), events.parent[call].tolist(), strict=True)
+        self._around_caller: dict[EventKey, EventKey] = dict(zip(runs, around, strict=True))
 
     def of_event(self, event: Event) -> tuple[str, str]:
         """Return span and phase of an event; of what an RPC runs, its caller's span."""
-        caller = self._callers.get((event.rank, event.number), event)
-        return self._around(caller), _plain(event.phase)
+        around = self._around_caller.get((event.rank, event.number), (event.rank, event.parent))
+        return self._names.get(around, ""), event.phase.removeprefix("none")
 
     def of_message(self, message: Message) -> tuple[str, str]:
         """Return span and phase of its sender's call; of RPC the span of the request's cause."""
         operation = message.operation
         end = next((each for each in operation.ends if each.rank == message.src), operation.ends[0])
-        return self._around(end) if operation.exchange is None else self.span_of(operation), _plain(end.phase)
+        span = self._around(end) if operation.exchange is None else self.span_of(operation)
+        return span, end.phase.removeprefix("none")
 
     def span_of(self, operation: Operation) -> str:
         """Return its span on the first rank that called or caused it in one."""
@@ -153,21 +159,17 @@ class ProgramParts:
         return next(filter(None, map(self._around, operation.ends)), "")
 
     def _around(self, event: Event) -> str:
-        return self._names.get((event.rank, event.parent), "") if event.parent is not None else ""
+        return self._names.get((event.rank, event.parent), "")
 
 
 @once
-def _outermost(whole: Trace) -> dict[tuple[int, int], str]:
+def _outermost(whole: Trace) -> dict[EventKey, str]:
     """Map rank and number of each enclosing event to the outermost span that it is, or is in."""
     table = whole.table
     enclosing = np.setdiff1d(table.parent_row, [-1])
-    names: dict[tuple[int, int], str] = {}
+    names: dict[EventKey, str] = {}
     # A parent has the lower number.
     for event in table.made(enclosing[np.argsort(table.number[enclosing])]):
-        above = names.get((event.rank, event.parent), "") if event.parent is not None else ""
-        names[event.rank, event.number] = above or (event.name if isinstance(event, Span) else "")
+        own = event.name if isinstance(event, Span) else ""
+        names[event.rank, event.number] = names.get((event.rank, event.parent), "") or own
     return names
-
-
-def _plain(phase: str) -> str:
-    return "" if phase == "none" else phase

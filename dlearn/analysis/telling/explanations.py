@@ -98,15 +98,16 @@ def overview(trace: Trace) -> str:
     imported = any(process.imported is not None for process in trace.processes)
     none = "no process group told of" if imported else "no process group used"
     explained = 0
-    sent: list[tuple[int, int, int, int]] = []
+    sent = [np.empty((0, 4), np.intp)]
     known: Counter[str] = Counter()
     for one, indices in everything.groups():
         sums = sums_of(one)
         explained += len(indices) * (bool(sums) or why_unknown(one) is None)
         for pair in sums:
             known[pair.how] += len(indices) * pair.message_count
-            sent += [(at, pair.src, pair.dst, pair.message_count) for at in indices.tolist()]
-    index, src, dst, times = np.array(sent, np.intp).reshape(-1, 4).T
+            of_pair = (pair.src, pair.dst, pair.message_count)
+            sent.append(np.column_stack(np.broadcast_arrays(indices, *of_pair)))
+    index, src, dst, times = np.concatenate(sent).T
     counted = int(times[confirmed(trace, index, src, dst)].sum())
     kinds = ", ".join(f"{count:,} {_HOW.get(how, how)}" for how, count in known.most_common())
     kinds = kinds or "none"

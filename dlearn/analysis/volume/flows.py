@@ -8,9 +8,9 @@ from collections.abc import Container, Hashable, Iterable
 import msgspec
 import numpy as np
 
-from dlearn.events.event_table import NONE
+from dlearn.events.event_table import NONE, Column, Rows
 from dlearn.join.ends import How
-from dlearn.join.operation_messages import PairSum, messages_of, sums_of, why_unknown
+from dlearn.join.operation_messages import PairSum, messages_of_calls, sums_of, why_unknown
 from dlearn.join.tables.message_table import Message
 from dlearn.join.tables.operation_table import Operation
 from dlearn.join.tables.operations import Operations
@@ -73,18 +73,12 @@ def count_messages(shown: Operations, ranks: Container[int]) -> Sums:
     return Sums(count, never_came, arrows, derived, derived_arrows, unexplained)
 
 
-Timed = tuple[PairSum, np.ndarray, np.ndarray]
-"""A sum of one pair of ranks; when its first message is sent and the last received, in ns."""
-
-
-def _timed_sums(one: Operation, leaves: Operations, indices: np.ndarray) -> list[Timed]:
-    """Return `sums_of` one operation of a class, with the times in all operations of the class."""
-    if leaves.table.is_call[leaves.rows[indices[0]]]:
-        timed = []
-        for m in messages_of(one):
-            times = [NONE if at_ns is None else at_ns for at_ns in (m.sent_ns, m.received_ns)]
-            timed.append((PairSum(m.src, m.dst, m.how, m.payload_bytes, 1), *np.array(times)[:, None]))
-        return timed
+def _timed_sums(one: Operation, leaves: Operations, indices: Rows) -> list[tuple[PairSum, Column, Column]]:
+    """Return `sums_of` one operation of a class, with the times of sending and receiving in all of the class."""
+    if one.is_call:
+        sent = messages_of_calls(leaves, indices)
+        both = zip(sums_of(one), sent, strict=True)
+        return [(pair, times.sent_ns, times.received_ns) for pair, (_, times) in both]
     last_arrival_ns, end_ns, starts_ns, ends_ns = leaves.times(indices)
     none = np.full(len(indices), NONE)
     if one.sender is not None:

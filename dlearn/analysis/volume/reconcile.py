@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from dlearn.events.event import Counters, Span
-from dlearn.join.ledger import Ledger, OperationKey, Pair, SampleRange, Why, counted_together, ledger_of, name_of
+from dlearn.join.ledger import Ledger, Pair, SampleRange, Why, counted_together, ledger_of, name_of
 from dlearn.join.rpc_messages import FRAMING_ERROR, MESSAGE_BYTES
 from dlearn.join.selection import once
 from dlearn.join.wire import NO_GROUP, RPC, unattributed_bytes, why_not_measured
@@ -309,8 +309,8 @@ def _spans(trace: Trace, ledger: Ledger) -> Iterator[WirePart]:
 
 def _single_operations(ledger: Ledger) -> Iterator[WirePart]:
     """Yield each section between two samples of `measure="phase"`, joined over the ranks."""
-    together: dict[Sequence[OperationKey], list[SampleRange]] = defaultdict(list)
-    names: dict[OperationKey, str] = {}
+    together: dict[Sequence[int], list[SampleRange]] = defaultdict(list)
+    names: dict[int, str] = {}
     keys, entries = ledger.operations.rows.tolist(), ledger.entries
     # In the order in which the operations were called.
     for rank, section, part in sorted(entries.sections(), key=lambda each: entries.turn(each[2].start)):

@@ -294,22 +294,16 @@ class OperationTable:
     def kinds(self) -> Column:
         """Return the same number for operations that differ only in their times.
 
-        One that has steps, and a call over RPC, has a number of its own.
+        One that has steps has a number of its own.
         """
         numbers = {missing: number for number, missing in enumerate(self.missing.values(), 1)}
         absent = np.zeros(len(self), np.int64)
         absent[list(self.missing)] = [numbers[missing] for missing in self.missing.values()]
-        alone = self.events.is_a(RpcEnd)[self.end_row[self.first[:-1]]]
-        alone[self.outer[self.outer >= 0]] = True
-        own = np.where(alone, np.arange(len(self)), -1)
+        own = np.full(len(self), -1)
+        own[self.outer[self.outer >= 0]] = self.outer[self.outer >= 0]
         labels = (self.over_ends(np.maximum, self.label_of), self.over_ends(np.minimum, self.label_of))
         ended = (self.pending, self.failed, self.refused)
         return number_rows(self.like, absent, *ended, *labels, own)[0]
-
-    @cached_property
-    def has_bucket_label(self) -> Mask:
-        """Return which send a bucket of DDP, or something of its own."""
-        return self.over_ends(np.logical_or, self.label_of)
 
     @cached_property
     def start_ns(self) -> Column:
@@ -351,9 +345,9 @@ class OperationTable:
 
     @cached_property
     def unusual(self) -> Mask:
-        """Return which did not simply end on every rank, and all calls of RPC and of services."""
+        """Return which did not simply end on every rank."""
         mismatch = np.fromiter((each.mismatch is not None for each in self.classes), bool, len(self.classes))
-        return np.asarray((self.end_ns == NONE) | self.failed | self.refused | mismatch[self.like] | self.is_call)
+        return np.asarray((self.end_ns == NONE) | self.failed | self.refused | mismatch[self.like])
 
     @cached_property
     def waits_for_none(self) -> Mask:

@@ -105,7 +105,7 @@ class Operations(Lazy[Operation], Shown):
         return self.table.is_call[self.rows]
 
     def unusual(self) -> list[Operation]:
-        """Return those that did not simply end on every rank, and all calls."""
+        """Return those that did not simply end on every rank."""
         return self.at(np.flatnonzero(self.table.unusual[self.rows]))
 
     @cached_property
@@ -115,8 +115,7 @@ class Operations(Lazy[Operation], Shown):
     def groups(self, places: Rows | None = None) -> list[tuple[Operation, Rows]]:
         """Return groups of operations (those with these indices) that differ only in their times.
 
-        Of each group, one operation, and the indices of all. One that has steps, and a call over RPC, is a group of
-        its own.
+        Of each group, one operation, and the indices of all. One with steps is a group of its own.
         """
         return self._all_groups if places is None else self._grouped(places)
 
