@@ -34,7 +34,7 @@ from PIL import Image
 HERE = Path(__file__).parent
 CELL_SECONDS = 600
 MOST_BYTES = 500_000
-COLORS = 128
+COLORS = 64
 _PICTURE = re.compile(r'<picture><source [^>]*?srcset=(\\"[^"]*")>(<img [^>]*?)src=(\\"[^"]*")></picture>')
 """What `one_picture` makes, as JSON writes it."""
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}

@@ -15,7 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
 from dlearn.analysis.findings import sequence_finding
-from dlearn.analysis.replay.steps import ProgramParts
+from dlearn.analysis.replay.steps import program_parts
 from dlearn.analysis.telling.explanations import problem_sentences
 from dlearn.analysis.telling.repeats import repeats
 from dlearn.draw import canvas, sequence_labels
@@ -239,7 +239,7 @@ def _rows(trace: Trace, width_pt: float, *, few: bool, steps: bool) -> Rows:
         built[rows] = builder.block_of(operation, times=len(rows))
         if operation.sender is not None:  # A receive may be posted long before.
             sent_ns[rows] = shown.times(rows)[2][:, 0]
-    parts = ProgramParts(trace) if trace.whole.spans else None
+    parts = program_parts(trace.whole) if trace.whole.spans else None
     blocks: list[Block] = []
     order = np.argsort(sent_ns, kind="stable")
     steps_of = map(parts.span_of, shown.at(order)) if parts else repeat("")

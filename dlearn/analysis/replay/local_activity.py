@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from dlearn.analysis.ddp.bucket_times import BucketTime, bucket_times
-from dlearn.analysis.replay.steps import Change, ProgramParts, StatePanel, Step, WalkParts
+from dlearn.analysis.replay.steps import Change, StatePanel, Step, WalkParts, program_parts
 from dlearn.events.event import AutogradNode, Bucket, Collective, PhaseSpan, PointToPoint, RpcCall, RpcRun, Span
 from dlearn.events.event_table import NONE, EventTable, Mask, Rows
 from dlearn.join.autograd_graph import Node, join_graph
@@ -36,7 +36,7 @@ _PHASES = {"forward": "its forward pass", "backward": "its backward pass", "opti
 
 def local_activity(trace: Trace, messages: Sequence[Message], walk: WalkParts) -> None:
     """Add a step for each phase of a training step, innermost span, and function run by RPC."""
-    alone, parts = spans_without_calls(trace), ProgramParts(trace)
+    alone, parts = spans_without_calls(trace), program_parts(trace.whole)
     pipeline = kept(alone.values())
     of_torch = 0
     for event in trace.of(PhaseSpan, Span, RpcRun):
@@ -255,7 +255,7 @@ def _after(message: Message, at_receiver: str, at_sender: str) -> list[tuple[int
 def nodes(trace: Trace, messages: Sequence[Message], walk: WalkParts) -> None:
     """Add a step for each node of the contexts that these messages belong to."""
     known = {event.context for event in trace.of(AutogradNode)}
-    parts, spans = ProgramParts(trace), dict[int, str]()
+    parts, spans = program_parts(trace.whole), dict[int, str]()
     for message in messages:
         exchange = message.operation.exchange
         if exchange is not None and exchange.context in known and exchange.context not in spans:

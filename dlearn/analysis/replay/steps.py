@@ -130,11 +130,16 @@ class WalkParts:
 class ProgramParts:
     """The outermost span around events and messages, and their phases; "" where there is none."""
 
-    def __init__(self, trace: Trace) -> None:
-        self._names = _outermost(trace.whole)
-        exchanges = trace.whole.rpc.exchanges.table
-        run, call, events = exchanges.run, exchanges.call, exchanges.events
-        run, call = run[(run >= 0) & (call >= 0)], call[(run >= 0) & (call >= 0)]
+    def __init__(self, whole: Trace) -> None:
+        enclosing = np.setdiff1d(whole.table.parent_row, [-1])
+        self._names: dict[EventKey, str] = {}
+        # A parent has the lower number.
+        for event in whole.table.made(enclosing[np.argsort(whole.table.number[enclosing])]):
+            own = event.name if isinstance(event, Span) else ""
+            self._names[event.rank, event.number] = self._around(event) or own
+        exchanges, events = whole.rpc.exchanges.table, whole.rpc.exchanges.table.events
+        seen = (exchanges.run >= 0) & (exchanges.call >= 0)
+        run, call = exchanges.run[seen], exchanges.call[seen]
         runs = zip(events.rank[run].tolist(), events.number[run].tolist(), strict=True)
         around = zip(events.rank[call].tolist(), events.parent[call].tolist(), strict=True)
         self._around_caller: dict[EventKey, EventKey] = dict(zip(runs, around, strict=True))
@@ -163,13 +168,6 @@ class ProgramParts:
 
 
 @once
-def _outermost(whole: Trace) -> dict[EventKey, str]:
-    """Map rank and number of each enclosing event to the outermost span that it is, or is in."""
-    table = whole.table
-    enclosing = np.setdiff1d(table.parent_row, [-1])
-    names: dict[EventKey, str] = {}
-    # A parent has the lower number.
-    for event in table.made(enclosing[np.argsort(table.number[enclosing])]):
-        own = event.name if isinstance(event, Span) else ""
-        names[event.rank, event.number] = names.get((event.rank, event.parent), "") or own
-    return names
+def program_parts(whole: Trace) -> ProgramParts:
+    """Return the parts of a whole trace, made once for all of its pictures."""
+    return ProgramParts(whole)

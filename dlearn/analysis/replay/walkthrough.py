@@ -14,7 +14,7 @@ from dlearn.analysis.findings import sequence_finding
 from dlearn.analysis.hanging.hang_detection import Hang, hangs
 from dlearn.analysis.hanging.hang_report import missing_text, report
 from dlearn.analysis.replay.local_activity import contexts, gradients, local_activity, nodes
-from dlearn.analysis.replay.steps import ProgramParts, Step, WalkParts, Walkthrough
+from dlearn.analysis.replay.steps import Step, WalkParts, Walkthrough, program_parts
 from dlearn.analysis.replay.tensor_chunks import pieces
 from dlearn.analysis.telling.explanations import message_sentence, problem_sentences
 from dlearn.events.event import PointToPoint
@@ -222,7 +222,7 @@ def _never_came(trace: Trace, messages: Iterable[Message]) -> list[Step]:
     for identity, operation in hung.items():
         if identity not in known:
             causes.append((Hang(operation, operation.ranks), f"{operation.op}: {missing_text(operation, trace)}"))
-    where, steps = ProgramParts(trace), []
+    where, steps = program_parts(trace.whole), []
     for hang, sentence in causes:
         operation = hang.operation
         if id(operation) not in hung:
@@ -253,7 +253,7 @@ def _message_steps(
     trace: Trace,
 ) -> list[Step]:
     """Make a step for each message, with what it changes."""
-    steps, where = [], ProgramParts(trace)
+    steps, where = [], program_parts(trace.whole)
     marks = _tag_marks([message for _, message in ordered], tags)
     for index, (at_ns, message) in enumerate(ordered):
         mark, words = marks[index], walk.words.get(index)
