@@ -62,7 +62,7 @@ def test_exactly_the_broken_ranks_are_named_and_every_other_is_a_victim_of_one(a
         assert [wait.rank for wait in victim.chain] == passed[:-1]
         assert [rank for rank in passed if rank in broken] == [passed[-1]]
         assert len(set(passed)) == len(passed)
-    assert "nobody is seen to hold those up" not in told(trace)
+    assert "no rank is seen to hold those up" not in told(trace)
 
 
 def test_how_ranks_are_known_to_be_stuck():

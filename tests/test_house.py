@@ -139,7 +139,7 @@ LINES = {
     "course": 1_810,
     "ddp_claims": 3_436,
     "dlearn": 1_106,
-    "dlearn/analysis": 6_453,
+    "dlearn/analysis": 6_451,
     "dlearn/backends": 631,
     "dlearn/cluster": 3_415,
     "dlearn/collectives": 602,

@@ -134,7 +134,7 @@ def each(job, *calls):
         ),
         (
             lambda job: job.recv(0, None, by=NOT_OBSERVED, end_ns=None),
-            "a recv whose peer is known at its end only, and nobody saw that end",
+            "a recv whose peer is known at its end only, and that end was not seen",
         ),
     ],
 )

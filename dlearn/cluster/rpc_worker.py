@@ -50,7 +50,7 @@ def worker(name: str, rank: int, world_size: int, recording: Any = None, store: 
             _open_connections(rank, world_size)
             recording.meet()
             recording.watch_rpc_sockets(opened=True)
-            recording.meet()  # Nobody's first call comes before the other end counts.
+            recording.meet()  # No worker's first call comes before the other end counts.
         yield
         rpc.shutdown()
 

@@ -241,14 +241,14 @@ def _bucket_notes(found: BucketTimes, rows: Sequence[BucketRow], left_out: int) 
     unseen = [each for each in sent if each.last_arrival_ns is not None and each.done_ns is None]
     stuck = [each for each in of if each.missing]
     until = "the axis ends with the last event of the pass"
-    unknown = "the bucket was not sent in this pass, or nobody knows by which call"
+    unknown = "the bucket was not sent in this pass, or by a call that is not known"
     notes: dict[str, object] = {
         found.note: found.note,
         "Which all-reduce carries which bucket is inferred from order, size and readiness.": sent,
         f"A row without a bar: {unknown}.": unsent,
         "Ends that were not seen are not drawn: the bar then shows the launch only.": unseen,
         f"Stuck buckets wait longer than drawn: {until}.": stuck,
-        f"Of {found.not_told:,} all-reduces nobody knows what bucket they carry.": found.not_told,
+        f"Of {found.not_told:,} all-reduces the bucket is not known.": found.not_told,
         f"{left_out:,} more rows are not drawn: {_OF_MANY}.": left_out,
     }
     return [note for note, holds in notes.items() if holds]

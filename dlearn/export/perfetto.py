@@ -97,7 +97,7 @@ def _names(trace: Trace, tracks: Tracks) -> Iterator[Record]:
 def _slice(event: Event, name: str, category: str, tracks: Tracks, args: Record) -> Record:
     start_ns, end_ns = tracks.interval(event)
     if event.end_ns is None:
-        args["end"] = "nobody came out of it" if event.pending else "not observed"
+        args["end"] = "it did not end" if event.pending else "not observed"
     if event.error:
         args["error"] = printable(event.error)
     what = {"ph": "X", "name": printable(name), "cat": category}

@@ -86,7 +86,7 @@ def _line(line: bytes, names: _Names, path: Path) -> bytes:
     try:
         value = msgspec.json.decode(line)
     except (ValueError, RecursionError):
-        raise TraceError(printable(f"{path.name}: a damaged line, of which nobody knows what is in it.")) from None
+        raise TraceError(printable(f"{path.name}: a damaged line: what is in it is not known.")) from None
     if isinstance(value, dict) and value.get("kind") == "source":
         return line  # The columns of a recorder: its own words.
     # The name of a group is what its calls are said to be in.

@@ -33,7 +33,7 @@ class ReasonKind(Enum):
 
     GROUP_LOST = "the line that describes its process group is lost"
     TAKEN_BACK = "a {} that the program took back"
-    PEER_NOT_SEEN = "a {} whose peer is known at its end only, and nobody saw that end"
+    PEER_NOT_SEEN = "a {} whose peer is known at its end only, and that end was not seen"
     PEER_OUTSIDE = "its peer is no member of the process group: a damaged trace"
     ROOT_OUTSIDE = "its root is no member of the process group"
     NOT_OVER = "not every rank has come out of it: which of its messages have travelled is not known"

@@ -376,7 +376,7 @@ function mountStrip(root, data) {
     const last = callsOf(data.operation[call]).reduce(later, { i: call, lane });
     let took = `was in it for ${time(data.took[call])}`;
     if (data.waited[call]) took += `, ${time(data.waited[call])} of it waiting for ${data.lanes[last.lane]}`;
-    if (data.took[call] < 0) took = "was in it; nobody saw its end";
+    if (data.took[call] < 0) took = "was in it; its end was not seen";
     if (data.took[call] === STUCK) took = "never came out of it";
     return `${kind.text}: ${data.lanes[lane]} ${took}. ${kind.why || `Messages: ${kind.how}`}.`;
   }

@@ -81,7 +81,7 @@ class Breakdown(Result, frozen=True):
         which = f" (the median of {count} by length)" if count > 1 else ""
         ranks = len(self.middle)
         together = f"of {ranks} ranks' time together, " if ranks > 1 else ""
-        unseen = ": nobody saw when it ended" if self.exposed is None else ""
+        unseen = ": its end was not seen" if self.exposed is None else ""
         return f"{self._step(which)}: {together}{self.shares_text}{unseen}"
 
     @property

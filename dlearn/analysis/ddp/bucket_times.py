@@ -195,7 +195,7 @@ class BucketTimes(Result, frozen=True):
         if self.note:
             yield self.note
         if self.items and self.not_told:
-            unknown = "all-reduces, of which nobody knows what bucket they carry"
+            unknown = "all-reduces whose bucket is not known"
             yield f"not told: {self.not_told:,} {unknown}"
 
 

@@ -74,7 +74,7 @@ class Overlap(Result, frozen=True):
         if not self.steps:
             return "No training step of a DDP model"
         if not known and any(share.times is None for share in shares):
-            return "Not observed: nobody saw when the operations ended"
+            return "Not observed: when the operations ended"
         if not known:
             return "Nothing is sent in these steps"
         spread = f", {min(known):.0%} to {max(known):.0%}" if len(known) > 1 else ""

@@ -243,7 +243,7 @@ def _why_unseen(operation: Operation, trace: Trace) -> str:
     lost = [rank for rank in operation.unseen if rank not in others]
     if lost:
         who = trace.labels.listed(lost)
-        return f"the file of {who} is not here or not whole, so nobody knows whether it came"
+        return f"the file of {who} is not here or not whole, so whether it came is not known"
     who = trace.labels.listed(operation.unseen)
     return f"{who} made other MPI calls, which are not read: one of them may be the call to match"
 

@@ -239,7 +239,7 @@ def _text(mask: int, names: Sequence[str], *, summed: bool) -> tuple[str, float]
 def _held_text(mask: int, names: Sequence[str], *, summed: bool) -> str:
     """Return "0+2", "the whole sum", "the data of 1"."""
     if mask == _UNKNOWN:
-        return "parts that nobody can tell"
+        return "parts that are not known"
     text, share = _text(mask, names, summed=summed)
     if not summed:
         return f"the data of {text}"

@@ -130,7 +130,7 @@ def _unexplained(trace: Trace) -> list[str]:
         return []
     who = count_text(len(ranks - known), "more rank")
     calls = count_text(others, "more call")
-    return [f"{calls} of {who} did not end; nobody is seen to hold those up"]
+    return [f"{calls} of {who} did not end; no rank is seen to hold those up"]
 
 
 def mismatch_sentences(found: Iterable[Mismatch], trace: Trace) -> list[str]:
