@@ -248,7 +248,7 @@ def _bucket_notes(found: BucketTimes, rows: Sequence[BucketRow], left_out: int) 
         f"A row without a bar: {unknown}.": unsent,
         "Ends that were not seen are not drawn: the bar then shows the launch only.": unseen,
         f"Stuck buckets wait longer than drawn: {until}.": stuck,
-        f"Of {found.not_told:,} all-reduces the bucket is not known.": found.not_told,
+        f"Of {found.unknown_calls:,} all-reduces the bucket is not known.": found.unknown_calls,
         f"{left_out:,} more rows are not drawn: {_OF_MANY}.": left_out,
     }
     return [note for note, holds in notes.items() if holds]

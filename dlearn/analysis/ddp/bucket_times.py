@@ -1,7 +1,7 @@
 """DDP's buckets over time: when each gradient was ready, and when its bucket was sent and done.
 
 Ready, launched and done are observed. Which all-reduce sends which bucket is inferred (buckets.py);
-where that is not known, the bucket has no times, and `not_told` counts the calls.
+where that is not known, the bucket has no times, and `unknown_calls` counts the calls.
 """
 
 from __future__ import annotations
@@ -91,12 +91,12 @@ class BucketTime(msgspec.Struct, frozen=True, kw_only=True):
 class BucketTimes(Result, frozen=True):
     """Every bucket of every backward pass, by pass, rank and bucket.
 
-    `not_told` counts all-reduces of unknown bucket. `note` says so where times are a GPU's.
+    `unknown_calls` counts all-reduces of unknown bucket. `note` says so where times are a GPU's.
     """
 
     items: tuple[BucketTime, ...]
     labels: RankNames
-    not_told: int = 0
+    unknown_calls: int = 0
     note: str = ""
 
     @property
@@ -194,9 +194,8 @@ class BucketTimes(Result, frozen=True):
             yield f"({len(self.examples) - _ROWS_SHOWN:,} more rows)"
         if self.note:
             yield self.note
-        if self.items and self.not_told:
-            unknown = "all-reduces whose bucket is not known"
-            yield f"not told: {self.not_told:,} {unknown}"
+        if self.items and self.unknown_calls:
+            yield f"{count_text(self.unknown_calls, 'all-reduce')} of which the bucket is not known"
 
 
 def begins_of(items: Iterable[BucketTime]) -> dict[int, int]:
