@@ -363,16 +363,15 @@ def on_perfect_wires(algorithm, ranks):
 
 
 for algorithm, ranks in [("ring", 2), ("ring", 4), ("ring", 8), ("ring", 64), ("tree", 4)]:
-    print(algorithm, on_perfect_wires(algorithm, ranks))
+    it = on_perfect_wires(algorithm, ranks)
+    print(f"{algorithm} of {ranks}: algbw {it.algorithm_bandwidth / GB:.3f}, busbw {it.bus_bandwidth / GB:.3f} GB/s")
 
 # %% [markdown]
 # The algbw of the ring falls from 1 GB/s to about one half, although nothing got worse: with more ranks there
-# is more to do. Its busbw stays at 1 GB/s, the speed of a wire. So busbw can be compared over any number of
-# ranks.
+# is more to do. Its busbw stays at 1 GB/s, the speed of a wire: for any number of ranks it can be compared.
 #
 # But it is no speed that was measured on a wire. The factor 2 (n-1)/n is what ranks must send *at least*
-# (as long as no network switch adds for them). The tree sends more, so on the same perfect wires it shows a
-# busbw of 0.375 GB/s only.
+# (as long as no network switch adds for them). The tree sends more: on the same wires its busbw is 0.375 GB/s.
 
 # %% tags=["check"]
 for ranks in (2, 4, 8, 64):
@@ -383,8 +382,7 @@ assert abs(on_perfect_wires("ring", 64).algorithm_bandwidth / GB - 0.508) < 0.00
 assert abs(on_perfect_wires("tree", 4).bus_bandwidth / GB - 0.375) < 1e-6
 
 # %% [markdown]
-# And here? `bandwidths` takes both from any trace. Look at the two last columns: in the row of 2 ranks they
-# are equal, with 4 ranks busbw is 1.5 times algbw.
+# And here? `bandwidths` takes both from any trace: for 2 ranks they are equal, for 4 busbw is 1.5 times algbw.
 
 
 # %%

@@ -31,7 +31,7 @@ MOST_FRAMES = 40
 _LAST_MS = 3000
 WIDTH = 760.0
 """Of the stage, in pixels."""
-_BOXES = ((4, 168.0, 104.0), (8, 124.0, 84.0), (16, 76.0, 62.0), (math.inf, 24.0, 18.0))
+_BOXES = ((4, 132.0, 92.0), (8, 108.0, 78.0), (16, 76.0, 62.0), (math.inf, 24.0, 18.0))
 """For up to so many ranks: width and height of a box, in pixels."""
 _HEAD = 24.0
 """Above a box, for its name."""
@@ -229,10 +229,10 @@ class Spots(NamedTuple):
         (x, y), (to_x, to_y) = self.middles[pair[0]], self.middles[pair[1]]
         far = math.dist((x, y), (to_x, to_y)) or 1.0
         across, down = (to_x - x) / far, (to_y - y) / far
-        rim = min(self.wide / 2 / max(1e-6, abs(across)), self.high / 2 / max(1e-6, abs(down))) + 5
+        side, rim = self.wide / 2 / max(1e-6, abs(across)), (self.high / 2 + _HEAD - 5) / max(1e-6, abs(down))
         beside = 6.0 if pair[::-1] in pairs else 0.0
         x, y = x - down * beside, y + across * beside
-        rim = min(rim, far / 2)
+        rim = min(side + 5, rim, far / 2)
         return (x + across * rim, y + down * rim), (x + across * (far - rim), y + down * (far - rim))
 
 
@@ -248,7 +248,7 @@ def spots_of(ranks: Sequence[int], pairs: Collection[Pair]) -> Spots:
         gap = min(320.0, WIDTH / max(1, len(row)))
         left = (WIDTH - gap * len(row)) / 2
         middles = {rank: (left + gap * (place + 0.5), high / 2 + _HEAD) for rank, place in places.items()}
-        return Spots(middles, max(24.0, min(wide, gap - 90)), high, high + 2 * _HEAD, in_row=True)
+        return Spots(middles, max(24.0, min(wide, gap - 110)), high, high + 2 * _HEAD, in_row=True)
     apart = 8 if len(ranks) > 16 else 40
     tall = max(0.32 * WIDTH, len(around) * (high + apart) / math.pi, high + 60 if hub is None else 2 * high + 130)
     across, down = min(WIDTH / 2 - wide / 2 - 12, 1.5 * tall), tall / 2

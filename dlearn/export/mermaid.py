@@ -21,7 +21,7 @@ from dlearn.events.event_table import NONE
 from dlearn.events.printable import printable
 from dlearn.join.ends import payload_bytes
 from dlearn.join.joining import all_ranks, operations
-from dlearn.join.operation_messages import messages_of, messages_of_calls, why_unknown
+from dlearn.join.operation_messages import messages_of, times_of_calls, why_unknown
 from dlearn.join.tables.message_table import Message
 from dlearn.join.tables.operation_table import Operation
 from dlearn.shown import size_text
@@ -86,13 +86,14 @@ def _over(ranks: Sequence[int]) -> str:
 def _calls(trace: Trace) -> list[Piece]:
     """Return the calls in order of time: an operation's messages together, those of an RPC when they are sent."""
     shown = operations(trace)
+    sent_ns = times_of_calls(shown)[:, :, 0]
+    sent_ns = np.where(sent_ns == NONE, shown.start_ns[:, None], sent_ns)
     found: list[tuple[int, int, Piece]] = []  # With its time in ns, and its place among the operations.
     for one, places in shown.groups():
-        start_ns, phase = shown.start_ns[places], one.ends[0].phase.removeprefix("none")
-        texts = [(start_ns, _call(one))]
-        if one.exchange is not None and (sent := messages_of_calls(shown, places)):
-            texts = [(np.where(at.sent_ns == NONE, start_ns, at.sent_ns), _line(each)) for each, at in sent]
-        for at_ns, text in texts:
+        phase = one.ends[0].phase.removeprefix("none")
+        sent = messages_of(one) if one.exchange is not None else []
+        texts = [(sent_ns[places, each.step], _line(each)) for each in sent]
+        for at_ns, text in texts or [(shown.start_ns[places], _call(one))]:
             found += zip(at_ns.tolist(), places.tolist(), repeat(Piece(phase, text)), strict=False)
     return [piece for *_, piece in sorted(found) if piece.text]
 

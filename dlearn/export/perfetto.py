@@ -107,8 +107,7 @@ def _slice(event: Event, name: str, category: str, tracks: Tracks, args: Record)
 def _calls(part: Operation, more: Record, tracks: Tracks) -> Iterator[Record]:
     for end in part.ends:
         args: Record = {"what": printable(part.what), "payload_bytes": payload_bytes(end), "phase": end.phase}
-        if end.site:
-            args["site"] = printable(end.site)
+        args |= {"site": printable(end.site)} if end.site else {}
         args |= {"op": end.op, "group": printable(part.group.name), "number": part.seq, **more}
         yield _slice(end, _call_name(part, end), part.group.backend or "unknown", tracks, args)
         yield from _inside_of(part, end, tracks)

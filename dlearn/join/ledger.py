@@ -21,7 +21,7 @@ from dlearn.events.source import ServiceCall
 from dlearn.join import gloo
 from dlearn.join.columns import is_new
 from dlearn.join.joining import operations
-from dlearn.join.operation_messages import messages_of, messages_of_calls, sums_of, why_unknown
+from dlearn.join.operation_messages import messages_of, sums_of, times_of_calls, why_unknown
 from dlearn.join.rpc_messages import FRAMING_ERROR, UNKNOWN, wire_bytes
 from dlearn.join.selection import Selection, once
 from dlearn.join.tables.message_table import Message
@@ -85,7 +85,7 @@ class Written(NamedTuple):
 class LedgerRow(NamedTuple):
     """What `rank` writes for an operation, and for all that are like it; `unexplained` says why that is not known.
 
-    `kind` is that of a message of RPC, of which each has a cell of its own.
+    `kind` is that of a message of RPC: a request has a cell, and a reply.
     """
 
     rank: int
@@ -200,7 +200,6 @@ def _pairs(cells: Iterable[Counted], measured: Mapping[Connection, int | None], 
             not_predicted.add((cell.rank, cell.group))
     pairs = []
     for (rank, (group, dst)), rows in written.items():
-        count = sum([times for _, times in rows])
         pair = Pair(
             src=rank,
             dst=dst,
@@ -210,7 +209,7 @@ def _pairs(cells: Iterable[Counted], measured: Mapping[Connection, int | None], 
             observer_bytes=sum([times * row.observer for row, times in rows]),
             measured_bytes=measured.get((rank, (group, dst))),
         )
-        why = _why(pair, count, (rank, group) not in not_predicted, settled)
+        why = _why(pair, sum([times for _, times in rows]), (rank, group) not in not_predicted, settled)
         pairs.append(msgspec.structs.replace(pair, why=why))
     return sorted(pairs, key=lambda pair: (pair.group, pair.src, pair.dst))
 
@@ -236,12 +235,13 @@ def ledger_of(trace: Selection) -> Ledger:
     processes = {process.rank: process for process in trace.processes}
     cells: list[LedgerRow] = []
     columns = [(np.empty(0, np.intp), np.empty(0, np.intp))]
+    sent_ns = times_of_calls(asked)[:, :, 0]
     for one, places in asked.groups():
         if one.exchange is not None:
-            for message, sent in messages_of_calls(asked, places):
+            for message in messages_of(one):
                 if message.src != message.dst:
                     cells.append(_of_rpc(message))
-                    columns.append((places, _sections_at(known.get(message.src), sent.sent_ns)))
+                    columns.append((places, _sections_at(known.get(message.src), sent_ns[places, message.step])))
             continue
         if isinstance(one.ends[0], ServiceCall):
             continue  # Its connections are no process group's, and not counted.

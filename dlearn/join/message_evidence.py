@@ -29,7 +29,7 @@ def messages(trace: Selection) -> Messages:
     whose messages are not known, or too many, are listed with the reason; one that sends nothing is not.
     """
     asked = operations(trace)
-    called, contents = columns_of_calls(asked, np.flatnonzero(asked.is_call))
+    called, contents = columns_of_calls(asked)
     fits = _fits(asked, np.bincount(called.operation, minlength=len(asked)))
     leaves, outer = asked.leaves()
     parts = [called.of(fits[called.operation])]

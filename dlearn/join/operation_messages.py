@@ -15,7 +15,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from dlearn.events.event import Collective, PointToPoint
-from dlearn.events.event_table import NONE, Rows
+from dlearn.events.event_table import NONE
 from dlearn.events.mpi_facts import CANCELLED
 from dlearn.events.source import ServiceCall, in_use
 from dlearn.join import gloo, nccl_rings
@@ -52,13 +52,13 @@ def messages_of(operation: Operation) -> list[Message]:
     return columns.made([operation] * count, [AS_ITS_OPERATION], [False] * count)
 
 
-def columns_of_calls(asked: Operations, calls: Rows) -> tuple[MessageColumns, list[Content]]:
-    """Return the messages of these calls of RPC and of services, and what they hold.
+def columns_of_calls(asked: Operations) -> tuple[MessageColumns, list[Content]]:
+    """Return the messages of all calls of RPC and of services, and what they hold.
 
     Calls of the same class differ in their times only, which the table of exchanges has.
     """
     contents = {AS_ITS_OPERATION: 0}
-    events = asked.table.events
+    calls, events = np.flatnonzero(asked.is_call), asked.table.events
     likes = asked.table.like[asked.rows[calls]]
     _, first, group = np.unique(likes, return_index=True, return_inverse=True)
     facts = np.full((2, 7, len(first)), NONE)
@@ -81,10 +81,14 @@ def columns_of_calls(asked: Operations, calls: Rows) -> tuple[MessageColumns, li
     return together(parts), [*contents]
 
 
-def messages_of_calls(asked: Operations, calls: Rows) -> list[tuple[Message, MessageColumns]]:
-    """Return the messages of one of these calls of a group, each with the columns of all of them."""
-    sent, _ = columns_of_calls(asked, calls)
-    return [(each, sent.of(sent.step == each.step)) for each in messages_of(asked[int(calls[0])])]
+def times_of_calls(asked: Operations) -> np.ndarray:
+    """Return when requests (step 0) and replies (1) of calls were sent and received: [operations, 2, 2] in ns."""
+    sent, _ = columns_of_calls(asked)
+    if not len(sent.src):
+        return np.broadcast_to(NONE, (len(asked), 2, 2))
+    times = np.full((len(asked), 2, 2), NONE)
+    times[sent.operation, sent.step] = np.column_stack([sent.sent_ns, sent.received_ns])
+    return times
 
 
 def _of_call(operation: Operation) -> Iterator[Message]:

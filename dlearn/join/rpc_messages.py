@@ -70,8 +70,7 @@ class EndTable(EventTable):
 
         Of rows that are no ends of exchanges, it is the time in `others`.
         """
-        index = rows - len(self.recorded)
-        exchange = np.where(index >= 0, np.append(self.exchange, -1)[index], -1)
+        exchange = at_rows(self.exchange, np.maximum(rows - len(self.recorded), -1), -1)
         both = self.exchanges
         request, reply = (both.sent_ns, both.received_ns), (both.reply_sent_ns, both.reply_received_ns)
         for times, other in zip(reply if step else request, others, strict=True):

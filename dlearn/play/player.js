@@ -77,17 +77,17 @@ function mount(root, data) {
   }
 
   function showTotals() {
-    const counts = data.pairs.map(() => 0);
-    const bytes = data.pairs.map(() => 0);
+    const [counts, bytes] = [data.pairs.map(() => 0), data.pairs.map(() => 0)];
+    let unsized = 0;
     for (const shown of played.slice(0, step).map((number) => data.steps[number])) {
       if (shown.dst < 0 || shown.how === "missing") continue; // What never came was not sent.
       counts[shown.pair] += 1;
       bytes[shown.pair] += shown.bytes;
+      unsized += shown.bytes === null;
     }
-    find("tbody").replaceChildren();
-    find("tfoot").replaceChildren();
+    ["tbody", "tfoot"].forEach((name) => find(name).replaceChildren());
     data.pairs.forEach((pair, i) => addTotal(find("tbody"), pair, counts[i], bytes[i]));
-    addTotal(find("tfoot"), "in all", sum(counts), sum(bytes));
+    addTotal(find("tfoot"), unsized ? `in all; ${unsized} of unknown size` : "in all", sum(counts), sum(bytes));
   }
 
   // Messages that travel at the same time are shown together when it plays; of many ranks always.

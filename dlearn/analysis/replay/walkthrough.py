@@ -170,7 +170,9 @@ def _collectives_from_the_last(trace: Trace, found: Messages) -> Iterator[_Part]
 def _chosen_title(chosen: Sequence[Message], most: int) -> str:
     """Say how many of the messages asked for are played, and their bytes."""
     shown = chosen[:most]
-    size = size_text(sum(message.payload_bytes or 0 for message in shown if message.how != "missing"))
+    sizes = [message.payload_bytes for message in shown if message.how != "missing"]
+    size = size_text(sum(filter(None, sizes)))
+    size += f" and {sizes.count(None):,} of unknown size" * (None in sizes)
     if len(shown) < len(chosen):
         return f"The first {len(shown):,} of {count_text(len(chosen), 'message')}, with {size}"
     return f"{count_text(len(shown), 'message')} with {size}"

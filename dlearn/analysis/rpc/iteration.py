@@ -104,7 +104,7 @@ class Iteration(Result, frozen=True, kw_only=True):
         columns = zip(*(step.messages for step in self.steps), strict=True)
         counts = [len(column) - column.count(None) for column in columns]
         text = count_text(sum(counts), "message")
-        if len(counts) == 1:
+        if len(counts) < 2:  # Of an iteration without messages there are none.
             return text
         if len({*counts}) == 1:
             return f"{text}, {counts[0]} for each of {len(counts)}"

@@ -109,8 +109,7 @@ def overview(trace: Trace) -> str:
             sent.append(np.column_stack(np.broadcast_arrays(indices, *of_pair)))
     index, src, dst, times = np.concatenate(sent).T
     counted = int(times[confirmed(trace, index, src, dst)].sum())
-    kinds = ", ".join(f"{count:,} {_HOW.get(how, how)}" for how, count in known.most_common())
-    kinds = kinds or "none"
+    kinds = ", ".join(f"{count:,} {_HOW.get(how, how)}" for how, count in known.most_common()) or "none"
     if counted:
         how_many = "all" if counted == known.total() else f"{counted:,}"
         kinds += f"; {how_many} confirmed by the kernel's counters"

@@ -10,7 +10,7 @@ import numpy as np
 
 from dlearn.events.event_table import NONE, Column, Rows
 from dlearn.join.ends import How
-from dlearn.join.operation_messages import PairSum, messages_of_calls, sums_of, why_unknown
+from dlearn.join.operation_messages import PairSum, sums_of, times_of_calls, why_unknown
 from dlearn.join.tables.message_table import Message
 from dlearn.join.tables.operation_table import Operation
 from dlearn.join.tables.operations import Operations
@@ -55,8 +55,9 @@ def count_messages(shown: Operations, ranks: Container[int]) -> Sums:
     count = never_came = arrows = derived = derived_arrows = 0
     unexplained: Counter[Reason] = Counter()
     leaves, _ = shown.leaves()
+    times_of_call = times_of_calls(leaves)
     for one, indices in leaves.groups():
-        sums = _timed_sums(one, leaves, indices)
+        sums = _timed_sums(one, leaves, indices, times_of_call)
         reason = None if sums else why_unknown(one)
         if reason is not None:
             unexplained[reason] += len(indices)
@@ -73,12 +74,13 @@ def count_messages(shown: Operations, ranks: Container[int]) -> Sums:
     return Sums(count, never_came, arrows, derived, derived_arrows, unexplained)
 
 
-def _timed_sums(one: Operation, leaves: Operations, indices: Rows) -> list[tuple[PairSum, Column, Column]]:
+def _timed_sums(
+    one: Operation, leaves: Operations, indices: Rows, times_of_call: np.ndarray
+) -> list[tuple[PairSum, Column, Column]]:
     """Return `sums_of` one operation of a class, with the times of sending and receiving in all of the class."""
-    if one.is_call:
-        sent = messages_of_calls(leaves, indices)
-        both = zip(sums_of(one), sent, strict=True)
-        return [(pair, times.sent_ns, times.received_ns) for pair, (_, times) in both]
+    if one.is_call:  # The request is first, the reply second.
+        sums = enumerate(sums_of(one))
+        return [(pair, times_of_call[indices, step, 0], times_of_call[indices, step, 1]) for step, pair in sums]
     last_arrival_ns, end_ns, starts_ns, ends_ns = leaves.times(indices)
     none = np.full(len(indices), NONE)
     if one.sender is not None:

@@ -194,12 +194,8 @@ class ExchangeTable:
     def made(self, rows: Rows) -> list[RpcExchange]:
         """Return the exchanges in these rows, each made once."""
         new = np.array([row for row in set(rows.tolist()) if self._made[row] is None], np.intp)
-        if len(new):
-            self._make(new)
-        found: list[RpcExchange] = self._made[rows].tolist()
-        return found
-
-    def _make(self, new: Rows) -> None:
+        if not len(new):
+            return [*self._made[rows]]
         columns: dict[str, list[Any]] = {"number": new.tolist()}
         for name in ("src", "dst", "context", *_TIMES):
             columns[name] = or_none(getattr(self, name)[new])
@@ -217,6 +213,7 @@ class ExchangeTable:
             exchange = RpcExchange(**dict(zip(columns, values, strict=True)))
             exchange.worker_ids = ids[exchange.src], ids[exchange.dst]
             self._made[row] = exchange
+        return [*self._made[rows]]
 
 
 class Exchanges(Lazy[RpcExchange]):
