@@ -14,6 +14,7 @@ import workloads
 
 from dlearn import Event, Trace, analysis, messages, operations
 from dlearn.events.event import FORMAT, RpcReply
+from dlearn.events.source import describe, find
 from dlearn.events.writer import Writer
 
 
@@ -59,20 +60,19 @@ def write_again(writer: Writer, event: Event, replied: set[int | None]) -> None:
 
 def test_what_is_written_is_read_again_the_same(traces, tmp_path):
     for at, trace in enumerate(traces):
-        own = tmp_path / str(at)
-        own.mkdir()
+        (own := tmp_path / str(at)).mkdir()
         for process in trace.processes:
             writer = Writer(own / process.path.name, max_bytes=1 << 30)
             own_header = msgspec.structs.replace(process.header, format=FORMAT)  # The older had no short lines.
-            for line in (own_header, *process.groups.values(), *filter(None, [process.worker])):
+            facts = describe(find("tcp_store")), *process.groups.values()
+            for line in (own_header, *facts, *filter(None, [process.worker])):
                 writer.write(line)
             mine = trace.where(rank=process.rank)
             for event in mine.events:
                 write_again(writer, event, {reply.run for reply in mine.of(RpcReply)})
             writer.finish(at_ns=0)
         again = Trace.load(own)
-        assert list(again.events) == list(trace.events)
-        assert again.labels == trace.labels
+        assert (list(again.events), again.labels) == (list(trace.events), trace.labels)
 
 
 def test_parts_are_disjoint_and_make_the_whole(traces):

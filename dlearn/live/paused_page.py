@@ -32,6 +32,7 @@ class PausedPage:
         self._wires: dict[tuple[int, int], None] = {}
         self._last = ""
         self._widget: Any = None
+        self._sending = threading.Lock()
 
     def state(self) -> State:
         """Return what the page shows: the ranks, the calls that wait, and what the other ranks do."""
@@ -108,9 +109,8 @@ class PausedPage:
 
     def _send(self) -> str:
         """Send the state to the page if it is new; return whether the job is paused, open or over."""
-        state = self.state()
-        if self._widget.state != state:
-            self._widget.state = state
+        with self._sending:  # A click sends one, too, which must not replace that of the end.
+            state = self._widget.state = self.state()
         return str(state["state"])
 
     def _obey(self, clicked: dict[str, Any]) -> None:
