@@ -45,20 +45,19 @@ def backward_share(found: Breakdown) -> Samples:
     shares: list[float] = []
     for step in found.items:
         if step.number >= 2 and step.observed:
-            backward = step.length_ns("backward") + step.exposed_ns
+            backward = step.length_ns("backward", "transfer", "waiting")
             shares.append(backward / step.total_ns)
     return Samples(tuple(shares))
 
 
 def largest(found: Breakdown) -> Samples:
     """Return the backward pass with communication over the largest other part, by step."""
-    return Samples(
-        tuple(
-            (step.length_ns("backward") + step.exposed_ns) / max(step.length_ns("forward"), step.length_ns("optimizer"))
-            for step in found.items
-            if step.number >= 2 and step.observed
-        )
-    )
+    shares: list[float] = []
+    for step in found.items:
+        if step.number >= 2 and step.observed:
+            other_ns = max(step.length_ns("forward"), step.length_ns("optimizer"))
+            shares.append(step.length_ns("backward", "transfer", "waiting") / other_ns)
+    return Samples(tuple(shares))
 
 
 def breakdowns() -> Result:

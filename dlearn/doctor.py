@@ -163,12 +163,12 @@ def gloo() -> str:
 
 def counters() -> str:
     """Write 1,000 bytes into a connection, and read what the kernel counted."""
-    from dlearn.hooks.network.sockets import RPC, Sockets
+    from dlearn.hooks.network.sockets import Sockets
 
     sockets = Sockets(SimpleNamespace(fact=lambda fact: None))
     with socket.create_server(("127.0.0.1", 0)) as server:
         with socket.create_connection(server.getsockname()) as here, server.accept()[0]:
-            sockets.watch(RPC)
+            sockets.watch()
             here.sendall(bytes(1000))
             if 1000 not in sockets.sent_bytes():
                 raise SetupError("this kernel counts no bytes of sockets; Linux 4.19 and newer do")

@@ -14,15 +14,15 @@ import numpy as np
 from dlearn.errors import TraceError
 from dlearn.events.event import Counters, Event, Span
 from dlearn.events.event_table import Column, Events, Mask, of_events
-from dlearn.events.loading import first_names, load_job
+from dlearn.events.loading import NAMES_SHOWN, load_job
 from dlearn.events.mpi_facts import OtherMpiCall, calls_not_read
 from dlearn.events.printable import printable
 from dlearn.events.process import Process
-from dlearn.join.clock_problems import clock_problems
+from dlearn.join import selection
 from dlearn.join.rpc.rpc_kinds import Rpc
-from dlearn.join.selecting import PHASES, begins_of_operations, caused_within, check_kind, check_op, kind_of
 from dlearn.join.selection import Selection
-from dlearn.shown import Shown
+from dlearn.join.wait_times import clock_problems
+from dlearn.shown import Shown, first_few
 
 
 @dataclass(frozen=True, repr=False)
@@ -77,8 +77,8 @@ class Trace(Selection, Shown):
     @cached_property
     def phases(self) -> tuple[str, ...]:
         """Return the phases of its events, in the order of a training step: setup, forward, backward, optimizer, ..."""
-        seen = {event.phase for event in self.rows.firsts()}
-        return tuple(sorted(seen, key=lambda phase: (PHASES.index(phase) if phase in PHASES else len(PHASES), phase)))
+        seen = sorted({event.phase for event in self.rows.firsts()})
+        return tuple(sorted(seen, key=[*selection.PHASES, *seen].index))
 
     def where(
         self,
@@ -94,15 +94,15 @@ class Trace(Selection, Shown):
         An operation that has one of them stays whole, with its ends on other ranks.
         """
         if kind is not None:
-            check_kind(kind)
+            selection.check_kind(kind)
         if op is not None:
-            check_op(op, self.table)
-        if phase is not None and phase not in (*PHASES, *self.whole.phases):
-            raise TraceError(f"there is no phase {phase!r}; the phases are: {', '.join(PHASES)}")
+            selection.check_op(op, self.table)
+        if phase is not None and phase not in (*selection.PHASES, *self.whole.phases):
+            raise TraceError(f"there is no phase {phase!r}; the phases are: {', '.join(selection.PHASES)}")
         chosen = self.rows.table.of_firsts(
             lambda event: (
                 (phase is None or event.phase == phase)
-                and kind in (None, kind_of(event), kind_of(event).split()[0])
+                and kind in (None, selection.kind_of(event), selection.kind_of(event).split()[0])
                 and (op is None or getattr(event, "op", None) == op)
             )
         )
@@ -114,9 +114,9 @@ class Trace(Selection, Shown):
     def within(self, span: str) -> Trace:
         """Return the events inside spans of this name, and their ends on other ranks."""
         if span not in self.whole.spans:
-            known = first_names(self.whole.spans) or "none"
+            known = first_few(self.whole.spans, NAMES_SHOWN) or "none"
             raise TraceError(f"there is no span {span!r} in this trace; its spans are: {known}")
-        return self._keep(self.rows.where(caused_within(self.table, self.whole.met, self.whole.rpc, span)))
+        return self._keep(self.rows.where(selection.caused_within(self.table, self.whole.met, self.whole.rpc, span)))
 
     def between(self, start_ms: float = 0.0, end_ms: float | None = None) -> Trace:
         """Return what began from `start_ms` on, before `end_ms`, in ms from `first_ns`.
@@ -145,14 +145,14 @@ class Trace(Selection, Shown):
     @cached_property
     def begins_ns(self) -> Column:
         """Return when the operation of each row of the table began."""
-        return begins_of_operations(self.table, self.met, self.rpc)
+        return selection.begins_of_operations(self.table, self.met, self.rpc)
 
     def _number(self, rank: int | str) -> int:
         """Return the rank of this number or name."""
         for number, label in self.labels.items():
             if rank in (number, label):
                 return number
-        known = first_names([*self.labels.values()])
+        known = first_few([*self.labels.values()], NAMES_SHOWN)
         raise TraceError(f"there is no rank {rank!r} in this trace; its ranks are: {known}")
 
     def _keep(self, kept: Events, requests: Rpc | None = None) -> Trace:
@@ -163,12 +163,12 @@ class Trace(Selection, Shown):
     def paragraphs(self) -> Iterator[str]:
         kinds = Counter[str]()
         for first, count in self.rows.counts():
-            kinds[kind_of(first)] += count
+            kinds[selection.kind_of(first)] += count
         events = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common()) or "no events"
-        names = first_names([process.label for process in self.processes])
+        names = first_few([process.label for process in self.processes], NAMES_SHOWN)
         dead = [each.label for each in self.processes if not each.closed and each.imported is None]
         yield f"Trace of {len(self.processes)} processes ({names}): {events}"
         if dead:
-            yield f"  died, or still runs: {first_names(dead)}"
+            yield f"  died, or still runs: {first_few(dead, NAMES_SHOWN)}"
         for problem in self.problems:
             yield f"  problem: {problem}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 import re
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -76,25 +75,6 @@ def flight_recorder_knows_gloo() -> bool:
     gloo = ProcessGroupGloo(HashStore(), 0, 1, timeout=timedelta(seconds=10))
     gloo.allreduce([torch.zeros(1)]).wait()
     return "entries" in json.loads(_dump_fr_trace_json())
-
-
-@cache
-def gloo_gives_up_when_a_call_says() -> bool:
-    """Whether a call's own timeout counts, and not only that of its group: not yet in torch 2.8."""
-    has_given_up = threading.Event()
-
-    def reduce(gloo: ProcessGroupGloo) -> torch.Tensor:
-        options = dist.AllreduceOptions()
-        options.timeout = timedelta(milliseconds=100)
-        if gloo.rank() == 1:
-            has_given_up.wait(5)
-        try:
-            gloo.allreduce([summed := torch.ones(1)], options).wait()
-        finally:
-            has_given_up.set()
-        return summed
-
-    return on_two_ranks(reduce) is None
 
 
 def own_words(printed: str) -> str:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import matplotlib
-import msgspec
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from traces import Job, header, tensor
+from traces import Job, tensor
 
 from dlearn import Trace, draw
 from dlearn.events.event import NOT_OBSERVED, AutogradNode, AutogradRun
@@ -23,6 +23,25 @@ US, MS = 1000, 1_000_000
 ENDINGS = ("svg", "png", "pdf")
 HOSTILE = "</title><script>alert(1)</script>\"'&amp;(]]>\\"
 STRANGE = ["a$b$", HOSTILE, "long " * 60, "日本\n\u202e\x00%s{}", "W" * 200]
+
+# What is written in a drawing -----------------------------------------------------------------------------------------
+
+
+def title(ax: Axes) -> str:
+    return " ".join(ax.get_title(loc="left").split())
+
+
+def texts(ax: Axes) -> list[str]:
+    return [" ".join(text.get_text().split()) for text in ax.texts]
+
+
+def lanes(ax: Axes) -> list[str]:
+    return [label.get_text() for label in ax.get_yticklabels()]
+
+
+def parts(ax: Axes, gid: str) -> list[Artist]:
+    return [artist for artist in (*ax.patches, *ax.collections, *ax.lines) if artist.get_gid() == gid]
+
 
 # Jobs -----------------------------------------------------------------------------------------------------------------
 
@@ -62,8 +81,7 @@ def many_ranks(folder: Path) -> Job:
 
 
 def strange_names(folder: Path) -> Job:
-    job = Job(folder, ranks=5)
-    job.headers = [header(rank, world_size=5, name=name) for rank, name in enumerate(STRANGE)]
+    job = Job(folder, ranks=5, names=STRANGE)
     for rank, name in enumerate(STRANGE):
         job.span(rank, name, start_ns=0, end_ns=90 * MS)
         job.span(rank, name, start_ns=10 * MS, end_ns=80 * MS)
@@ -89,8 +107,16 @@ def tagged(folder: Path) -> Job:
     """Messages in both directions at the same time, whose tags tell them apart."""
     job = Job(folder, ranks=3)
     for i, (src, dst, tag) in enumerate([(0, 1, 7), (1, 0, 8), (0, 2, 7), (2, 0, 8), (0, 1, 1_000_000)]):
-        job.send(src, dst, tag=tag, size=1000 * i + 1, start_ns=i * MS, end_ns=(i + 1) * MS)
-        job.recv(dst, src, tag=tag, size=1000 * i + 1, start_ns=i * MS, end_ns=(i + 1) * MS)
+        job.message(src, dst, tag=tag, size=1000 * i + 1, start_ns=i * MS, end_ns=(i + 1) * MS)
+    return job
+
+
+def ring(folder: Path, *, ranks: int = 3, count: int = 9, names: Sequence[str] = ()) -> Job:
+    """Message i of `count` goes from rank i to its next one and carries (i + 1) x 100 bytes."""
+    job = Job(folder, ranks=ranks, names=names)
+    for i in range(count):
+        times = {"start_ns": 10_000 * i, "end_ns": 10_000 * i + 5000}
+        job.message(i % ranks, (i + 1) % ranks, size=100 * (i + 1), **times)
     return job
 
 
@@ -178,8 +204,7 @@ def added(job: Job, lines: list[list[dict[str, object]]]) -> Trace:
 
 def sends(folder: Path, size: int, name: str = "") -> Trace:
     job = ranks(folder, name)
-    job.send(0, 1, size=size)
-    job.recv(1, 0, size=size)
+    job.message(0, 1, size=size)
     return job.load()
 
 
@@ -195,10 +220,7 @@ def graph(folder: Path, name: str = "") -> Trace:
 
 def ranks(folder: Path, name: str) -> Job:
     folder.mkdir(parents=True)
-    job = Job(folder, ranks=2)
-    if name:
-        job.headers[1] = msgspec.structs.replace(job.headers[1], name=name)
-    return job
+    return Job(folder, ranks=2, names=("", name))
 
 
 def save(folder: Path) -> None:

@@ -92,50 +92,18 @@ def with_helper(pid_file: str) -> None:
         file.write(f"{os.getpid()} {child.pid}")
 
 
-def with_helper_then_hang(pid_file: str) -> None:
-    with_helper(pid_file)
-    time.sleep(600)
-
-
 def wait_for(file: str) -> None:
     """Until this file is there."""
     while not os.path.exists(file):
         time.sleep(0.01)
 
 
-def spin() -> None:
-    print("spinning")
-    while True:
-        pass
-
-
 def listening_addresses() -> list[str]:
-    """The local addresses on which this process's own sockets listen (IPv4 and IPv6, from /proc)."""
-    mine = set()
-    for fd in os.listdir("/proc/self/fd"):
-        try:
-            mine.add(os.readlink(f"/proc/self/fd/{fd}"))
-        except FileNotFoundError:
-            continue  # The descriptor of the listing itself.
-    dist.barrier()
-    found = []
-    for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
-        with open(table) as lines:
-            for line in list(lines)[1:]:
-                fields = line.split()
-                listening = fields[3] == "0A"
-                if listening and f"socket:[{fields[9]}]" in mine:
-                    found.append(fields[1].split(":")[0])
-    return found
+    """The local addresses on which this process's own sockets listen (IPv4 and IPv6)."""
+    import psutil
 
-
-def tutorial_init() -> list[float]:
-    """A tutorial's own lines, unchanged."""
-    dist.init_process_group("gloo")
-    tensor = torch.ones(1) * dist.get_rank()
-    dist.all_reduce(tensor)
-    dist.destroy_process_group()
-    return tensor.tolist()
+    found = psutil.Process().net_connections("inet")
+    return [each.laddr.ip for each in found if each.status == psutil.CONN_LISTEN]
 
 
 counter = 0

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import rpc_graph_jobs
 import rpc_jobs
 import torch
 import torch.distributed.autograd as dist_autograd
@@ -210,7 +209,7 @@ TRAIN = partial(rpc_jobs.train, steps=10)
 PROGRAMS = {
     "failures": Program(("a", "b", "c"), {"a": meet_failures}),
     "training": Program(("ps", "trainer1", "trainer2"), {"trainer1": TRAIN, "trainer2": TRAIN}),
-    "graphs": Program(("w0", "w1", "w2"), {"w0": rpc_graph_jobs.eight_cases}),
+    "graphs": Program(("w0", "w1", "w2"), {"w0": rpc_jobs.eight_cases}),
     "calls": Program(("a", "b", "c"), {"a": partial(call_in_every_way, torch.ones(3, 4))}),
     "contexts": Program(("a", "b", "c"), {"a": differentiate_everything}, crowded=True),
     "references": Program(("a", "b", "c", "d"), {"a": share_references, "d": DELETE}, crowded=True),

@@ -55,8 +55,7 @@ def test_a_packet_goes_from_its_sender_to_its_receiver(tmp_path):
     gif, again = (tmp_path / name for name in ("one.gif", "two.gif"))
     for src, dst in ((0, 1), (1, 0)):
         job = Job(tmp_path / str(src), ranks=2)
-        job.send(src, dst, size=100_000)
-        job.recv(dst, src, size=100_000)
+        job.message(src, dst, size=100_000)
         shown = player(job.load())
         shown.to_gif(gif)
         places = [np.argwhere(near(frame, look("send").color))[:, 1].mean() for frame in frames_of(gif)]

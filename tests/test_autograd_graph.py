@@ -5,7 +5,7 @@ from itertools import combinations
 
 import networkx as nx
 import pytest
-import rpc_graph_jobs
+import rpc_jobs
 from matplotlib.text import Text
 from text_boxes import faults
 
@@ -29,7 +29,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def run():
-    return Cluster(WORKERS, rpc=True, graph=True).run({"w0": rpc_graph_jobs.eight_cases}, timeout=60)
+    return Cluster(WORKERS, rpc=True, graph=True).run({"w0": rpc_jobs.eight_cases}, timeout=60)
 
 
 def words(ax):
@@ -82,7 +82,7 @@ def test_gradients_have_their_shape_and_parameters_their_names(run):
 
 
 def test_nothing_is_changed_and_no_message_added(run):
-    without = Cluster(WORKERS, rpc=True).run({"w0": rpc_graph_jobs.eight_cases}, timeout=60)
+    without = Cluster(WORKERS, rpc=True).run({"w0": rpc_jobs.eight_cases}, timeout=60)
     assert run.results["w0"] == without.results["w0"]
     assert run.trace.rpc.logged == without.trace.rpc.logged
     assert not without.trace.of(AutogradNode)

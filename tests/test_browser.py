@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from lab import Lab, running_lab
 from matplotlib.image import imread
-from pictures import drawings
-from traces import Job, header
+from pictures import drawings, ring
+from traces import Job
 
 from dlearn import draw, messages, operations
 from dlearn.draw.palette import contrast
@@ -146,17 +146,6 @@ def light_up(page: Page, scheme: str) -> None:
         expect(page.locator("#jupyterlab-splash")).to_have_count(0)  # it stands over the page while a theme loads
 
 
-def ring(folder: Path, *, names: tuple[str, ...] = (), count: int = 9) -> Job:
-    """Message i goes from rank i to the next of three."""
-    job = Job(folder, ranks=3)
-    job.headers = [header(rank, world_size=3, name=name) for rank, name in enumerate(names)] or job.headers
-    for i in range(count):
-        facts = {"size": 100 * (i + 1), "start_ns": 10_000 * i, "end_ns": 10_000 * i + 5000}
-        job.send(i % 3, (i + 1) % 3, **facts)
-        job.recv((i + 1) % 3, i % 3, **facts)
-    return job
-
-
 def test_a_page_of_its_own_plays_without_a_network(browser, tmp_path):
     player(ring(tmp_path).load()).to_html(tmp_path / "ring.html")
     with opened(browser, (tmp_path / "ring.html").as_uri()) as page:
@@ -193,8 +182,7 @@ def test_control_messages_can_be_hidden(browser, tmp_path):
     job = Job(tmp_path, ranks=2)
     job.collective("barrier", start_ns=0, end_ns=1)
     for i in range(4):
-        job.send(0, 1, size=8, start_ns=10 + i, end_ns=20)
-        job.recv(1, 0, size=8, start_ns=10 + i, end_ns=20)
+        job.message(0, 1, size=8, start_ns=10 + i, end_ns=20)
     script = """
         for (let i = 0; i < 4; i++) click("forward");
         say(text(".position"), text(".sentence"));
@@ -307,8 +295,7 @@ def in_steps(folder: Path) -> Job:
         starts = {rank: begin + 1000 + 50_000 * (rank == 1) for rank in range(3)}
         made.collective("all_reduce", size=300, start_ns=starts, end_ns=begin + 200_000, parent=parent)
         times = {"start_ns": begin + 300_000, "end_ns": begin + 310_000, "parent": parent}
-        made.send(0, 1, size=8, **times)
-        made.recv(1, 0, size=8, **times)
+        made.message(0, 1, size=8, **times)
         made.span(2, "idle", **times)
     return made
 

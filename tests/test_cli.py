@@ -69,8 +69,7 @@ def two_sends(folder: Path) -> str:
     steps = {rank: job.span(rank, "step 0") for rank in (0, 1)}
     job.send(0, 1, size=1000, parent=steps[0], start_ns=1_000_000, end_ns=2_000_000)
     job.recv(1, 0, size=1000, parent=steps[1], start_ns=1_000_000, end_ns=2_000_000)
-    job.send(1, 0, size=20, start_ns=3_500_000, end_ns=4_000_000)
-    job.recv(0, 1, size=20, start_ns=3_500_000, end_ns=4_000_000)
+    job.message(1, 0, size=20, start_ns=3_500_000, end_ns=4_000_000)
     job.group("gpus", (0, 1), backend="nccl")
     job.collective("all_reduce", size=8, group="gpus", start_ns=5_000_000, end_ns=6_000_000)
     job.load()
@@ -116,8 +115,7 @@ def test_messages_for_programs_have_the_same_fields_in_both_forms(form, tmp_path
 def test_who_has_read_enough_ends_the_table_quietly(tmp_path):
     job = Job(tmp_path, ranks=2)
     for index in range(2000):  # more than a pipe holds
-        job.send(0, 1, start_ns=10 + index, end_ns=20 + index)
-        job.recv(1, 0, start_ns=10 + index, end_ns=20 + index)
+        job.message(0, 1, start_ns=10 + index, end_ns=20 + index)
     job.load()
     command = [sys.executable, "-m", "dlearn.cli", "messages", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

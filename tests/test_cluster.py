@@ -111,11 +111,6 @@ def test_ranks_are_fresh_without_with_and_draw_random_numbers_of_their_own():
     assert [len(set(each)) for each in others] == [4, 4, 4]
 
 
-def test_a_tutorials_own_init_works_unchanged():
-    # 0 + 1 + 2 = 3
-    assert Cluster(3, init=False).run(programs.tutorial_init).results == {0: [3.0], 1: [3.0], 2: [3.0]}
-
-
 def test_a_run_without_record_has_no_trace():
     run = Cluster(2, record=False).run(programs.say, "quiet")
     assert run.results == {0: 0, 1: 1}
@@ -141,7 +136,7 @@ def test_kept_ranks_refuse_a_second_run_at_the_same_time(pair, tmp_path):
 
 # Loopback only, and private -------------------------------------------------------------------------------------------
 
-LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+LOOPBACK = {"127.0.0.1", "::ffff:127.0.0.1", "::1"}
 
 
 def own_init_then_listen() -> list[str]:
@@ -263,7 +258,11 @@ def end_the_fork_server() -> None:
     ("ranks", "program", "told"),
     [
         (2, programs.swap_sizes, r"aborted in C\+\+ \(SIGABRT\). Its last line: .*op.preamble.length <= op.nbytes"),
-        (2, programs.sum_of_different_sizes, "the ranks called it with different sizes: 200, 400 B."),
+        (
+            2,
+            programs.sum_of_different_sizes,
+            "the ranks called it with different sizes: 200 B on rank 0, 400 B on rank 1.",
+        ),
         (2, fail_on_rank_1, r"^rank 1 failed first: MemoryError(\n|$)"),
         (2, fail_when_the_other_has_lost_the_connection, r"^rank 1 failed first: ValueError"),
         (2, partial(fail, KeyError, "x"), "^all 2 ranks failed: KeyError: 'x'$"),

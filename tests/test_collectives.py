@@ -128,7 +128,7 @@ def test_work_futures_late_recordings_and_groups_made_again(recorded):
 def test_different_sizes_hang_and_a_rank_that_dies_is_named(own_folder):
     """gloo would end the process: here such messages never meet."""
     run = end_when(in_calls(1, 1), Cluster(2, **RING), programs.sum_of_different_sizes)
-    assert "the ranks called it with different sizes: 200, 400 B" in run.error.what
+    assert "with different sizes: 200 B on rank 0, 400 B on rank 1" in run.error.what
     with pytest.raises(RankError) as caught:
         Cluster(3, **RING).run(programs.all_reduce_then, "exit", timeout=60)
     assert caught.value.rank == 1

@@ -5,7 +5,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_draw import title
+from pictures import title
 from traces import Job
 
 from dlearn import operations
@@ -102,8 +102,7 @@ def test_measurements_that_tell_nothing_are_refused(measured, sentence):
 def test_measurements_come_from_a_trace(tmp_path):
     """The recv waits from 0; the message takes from 2 ms, when it is sent, to 5 ms."""
     job = Job(tmp_path, ranks=2)
-    job.recv(1, 0, size=1000, start_ns=0, end_ns=5 * MS)
-    job.send(0, 1, size=1000, start_ns=2 * MS, end_ns=9 * MS)
+    job.message(0, 1, size=1000, start_ns={0: 2 * MS, 1: 0}, end_ns={0: 9 * MS, 1: 5 * MS})
     job.collective("all_reduce", size=64, start_ns=10 * MS, end_ns=14 * MS)
     trace = job.load()
     assert theory.measurements(trace) == [(1000, 0.003)]

@@ -206,7 +206,7 @@ def test_steps_are_said_of_the_times_of_the_gpu_and_those_of_the_host_stay(tmp_p
     # Where one time is missing nothing is made up.
     trace = launched(tmp_path / "unknown", unknown=6)
     found = analysis.overlap(trace)
-    assert [share.times for share in found.steps[0].shares] == [None, None]
+    assert [share.observed for share in found.steps[0].shares] == [False, False]
     assert (found.finding, found.note) == ("Not observed: when the operations ended", "")
     assert analysis.breakdown(trace).note.startswith("On a GPU: the times of the CPU that launches")
 

@@ -3,7 +3,7 @@
 import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.patches import FancyArrowPatch
-from pictures import MS
+from pictures import MS, lanes, parts, texts, title
 from text_boxes import faults
 from traces import Job
 
@@ -12,26 +12,14 @@ from dlearn.draw import palette
 from dlearn.events.event import NOT_OBSERVED, REFUSED
 
 
-def texts(ax):
-    return [text.get_text() for text in ax.texts]
-
-
 def told(ax):
     """Everything that is written in it, legend and all, on one line."""
     legend = ax.get_legend().get_texts() if ax.get_legend() else []
     return " ".join(" ".join([*texts(ax), *(text.get_text() for text in legend)]).replace("\u00a0", " ").split())
 
 
-def title(ax):
-    return " ".join(ax.get_title(loc="left").split())
-
-
 def ticks(axis):
     return [label.get_text() for label in axis.get_ticklabels()]
-
-
-def parts(ax, gid):
-    return [artist for artist in ax.get_children() if artist.get_gid() == gid]
 
 
 def boxes(ax, gid):
@@ -52,8 +40,7 @@ def ways(ax):
 
 def send(job, src, dst, at=0, *, posted=0, **facts):
     """One message that is sent at `at` ms; its receive is posted `posted` ms before."""
-    job.send(src, dst, start_ns=at * MS, end_ns=(at + 1) * MS, **facts)
-    job.recv(dst, src, start_ns=(at - posted) * MS, end_ns=(at + 1) * MS, **facts)
+    job.message(src, dst, start_ns={src: at * MS, dst: (at - posted) * MS}, end_ns=(at + 1) * MS, **facts)
 
 
 def sent(folder, pairs, *, ranks):
@@ -73,7 +60,7 @@ def test_waiting_is_apart_from_transfer_and_what_is_derived_is_dashed(tmp_path):
     job.collective("all_reduce", size=3_000_000, start_ns={0: 0, 1: 10 * MS, 2: 40 * MS}, end_ns=100 * MS)
     trace = job.load()
     ax = draw.timeline(trace, arrows=True)
-    assert ticks(ax.yaxis) == ["rank 0", "rank 1", "rank 2"]
+    assert lanes(ax) == ["rank 0", "rank 1", "rank 2"]
     assert ax.get_ylim()[0] > ax.get_ylim()[1], "ranks run from the top"
     assert boxes(ax, "waiting all_reduce") == [(0, 40), (10, 40)]
     assert boxes(ax, "transfer all_reduce") == [(40, 100)] * 3
@@ -86,8 +73,7 @@ def test_waiting_is_apart_from_transfer_and_what_is_derived_is_dashed(tmp_path):
 
 def test_a_message_that_was_seen_is_a_solid_arrow_from_its_sender(tmp_path):
     job = Job(tmp_path, ranks=2)
-    job.send(0, 1, size=5000, start_ns=0, end_ns=8 * MS)
-    job.recv(1, 0, size=5000, start_ns=1 * MS, end_ns=10 * MS)
+    job.message(0, 1, size=5000, start_ns={0: 0, 1: 1 * MS}, end_ns={0: 8 * MS, 1: 10 * MS})
     (arrow,) = arrows(draw.timeline(job.load()))
     assert arrow.get_linestyle() in ("-", "solid")
     (x0, y0), (x1, y1) = arrow._posA_posB
@@ -98,8 +84,7 @@ def test_a_message_that_was_seen_is_a_solid_arrow_from_its_sender(tmp_path):
 def test_nothing_is_drawn_as_waiting_or_transfer_that_was_none(tmp_path):
     """A send whose data went ahead; a call of which a rank's file is missing; calls that do not fit each other."""
     ahead = Job(tmp_path / "ahead", ranks=2)
-    ahead.send(0, 1, start_ns=0, end_ns=2 * MS)
-    ahead.recv(1, 0, start_ns=50 * MS, end_ns=51 * MS)
+    ahead.message(0, 1, start_ns={0: 0, 1: 50 * MS}, end_ns={0: 2 * MS, 1: 51 * MS})
     assert boxes(draw.timeline(ahead.load()), "waiting send, recv") == []
     unknown = Job(tmp_path / "unknown", ranks=3)
     unknown.collective("all_reduce", size=8, end_ns=None)
@@ -181,6 +166,44 @@ def test_what_is_too_much_is_a_sentence_and_a_hang_stays_red(tmp_path):
     assert "4,001 calls are too many for bars" in told(ax)
     assert len(parts(ax, "stuck")) == 1
     assert title(ax).startswith("Rank 0 waits for rank 1")
+
+
+# Of many ranks: one lane for those that are alike, a lane of its own for whoever is odd.
+
+
+def two_reductions(folder, *, ranks=64, late=None, never=None, odd=None):
+    """Two all-reduces; to the second one rank comes 2 ms late, or never. One has a span of another name."""
+    made = Job(folder, ranks=ranks)
+    for rank in range(ranks):
+        made.span(rank, "other" if rank == odd else "step 0", start_ns=0, end_ns=10 * MS)
+    made.collective("all_reduce", size=64, start_ns={rank: MS + 1000 * rank for rank in range(ranks)}, end_ns=3 * MS)
+    starts = {rank: 4 * MS + (2 * MS if rank == late else 0) for rank in range(ranks) if rank != never}
+    made.collective("all_reduce", size=64, ranks=starts, start_ns=starts, end_ns=8 * MS if never is None else None)
+    return made.load()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "happened", "shown", "said"),
+    [
+        (64, {"late": 17}, ["rank 0", "rank 17", "61 alike"], "for rank 17, 2.00 ms"),
+        (64, {"never": 5}, ["rank 5", "62 alike"], "wait for rank 5"),
+        (24, {"late": 17}, [f"rank {rank}" for rank in range(24)], "for rank 17, 2.00 ms"),
+    ],
+)
+def test_the_odd_rank_has_a_lane_of_its_own_and_the_others_share_one(tmp_path, ranks, happened, shown, said):
+    ax = draw.timeline(two_reductions(tmp_path, ranks=ranks, **happened))
+    assert [name.split("\nand ")[-1] for name in lanes(ax)] == shown
+    assert said in title(ax)
+    assert any("each call within 3% of the picture's width" in text for text in texts(ax)) == (ranks > 24)
+
+
+@pytest.mark.parametrize(("ranks", "odd", "once"), [(3, None, False), (16, None, True), (16, 9, False)])
+def test_spans_that_all_ranks_have_are_named_once(tmp_path, ranks, odd, once):
+    ax = draw.timeline(two_reductions(tmp_path, ranks=ranks, odd=odd))
+    assert len(lanes(ax)) == ranks
+    assert (texts(ax).count("step 0") == 1) == once
+    assert ("other" in texts(ax)) == (odd is not None)
+    assert any("Spans are those of rank 0" in text for text in texts(ax)) == once
 
 
 # Titles ---------------------------------------------------------------------------------------------------------------

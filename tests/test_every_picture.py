@@ -14,9 +14,8 @@ import pictures
 import pytest
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 from matplotlib.text import Text
-from pictures import BY_HAND, ENDINGS, HOSTILE, RECORDED, STRANGE, drawings, recorded_job
+from pictures import BY_HAND, ENDINGS, HOSTILE, RECORDED, STRANGE, drawings, recorded_job, texts, title
 from PIL import Image
-from test_draw import title
 from text_boxes import faults
 from traces import Job
 
@@ -50,10 +49,6 @@ class Drawn(dict):
 @pytest.fixture(scope="module")
 def every(tmp_path_factory):
     return drawings(tmp_path_factory.mktemp("all"))
-
-
-def texts(ax):
-    return [" ".join(text.get_text().split()) for text in ax.texts]
 
 
 def boxes(ax, gid):
@@ -294,11 +289,9 @@ def test_an_empty_trace_gives_a_sentence_and_a_notebook_one_figure(tmp_path, pic
 @pytest.mark.parametrize("damage", ["lost", "empty", "doubled", "died"])
 def test_damaged_traces_are_shown_as_far_as_they_go(tmp_path, damage):
     """A rank without a file, one that died, a recv from any source, different ops in one exchange."""
-    job = Job(tmp_path, ranks=4)
-    job.headers[0] = pictures.header(0, world_size=4, name=STRANGE[1])
+    job = Job(tmp_path, ranks=4, names=(STRANGE[1], "", "", ""))
     job.collective("all_gather", size=100, end_ns=90)
-    job.send(0, 3, size=8)
-    job.recv(3, 0, size=8)
+    job.message(0, 3, size=8)
     job.collective("all_reduce", size=100, end_ns=None)
     job.collective("broadcast", size=100, ranks=[0], root=1)
     job.collective("barrier", ranks=[1])

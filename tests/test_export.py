@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pictures import RECORDED, recorded_job
-from traces import Job, header
+from pictures import RECORDED, recorded_job, ring
+from traces import Job
 
 from dlearn import Trace, export, messages, operations
 from dlearn.cli import FORMATS, main
@@ -37,12 +37,10 @@ def two_ranks(folder: Path) -> Trace:
 def hostile(folder: Path) -> Trace:
     """Each rank sends to the next; every name and text is as bad as it can be."""
     count = len(HOSTILE)
-    job = Job(folder, ranks=count)
-    job.headers = [header(rank, world_size=count, name=name) for rank, name in enumerate(HOSTILE)]
+    job = Job(folder, ranks=count, names=HOSTILE)
     for rank in range(count):
         job.span(rank, HOSTILE[rank])
-        job.send(rank, (rank + 1) % count, size=10, site=HOSTILE[0])
-        job.recv((rank + 1) % count, rank, size=10)
+        job.message(rank, (rank + 1) % count, size=10, site=HOSTILE[0])
     job.collective(HOSTILE[2], size=8, start_ns=60, end_ns=70, role="</script>;#end\n<img src=x>")
     return job.load()
 
@@ -206,15 +204,6 @@ def test_mermaid_solid_dashed_and_crossed(tmp_path):
     )
 
 
-def many(folder: Path, count: int) -> Trace:
-    """So many messages, no two the same."""
-    job = Job(folder, ranks=2)
-    for i in range(count):
-        job.send(0, 1, size=i + 1, start_ns=10 * i, end_ns=10 * i + 5)
-        job.recv(1, 0, size=i + 1, start_ns=10 * i, end_ns=10 * i + 5)
-    return job.load()
-
-
 def test_mermaid_names_are_text(tmp_path):
     [diagram] = export.mermaid(hostile(tmp_path))
     cast = [line for line in diagram.splitlines() if "participant" in line]
@@ -242,8 +231,7 @@ def test_perfetto_names_are_text_and_what_is_empty_is_well_formed(tmp_path):
 def traced(tmp_path):
     """One send: an animation of it has few frames."""
     job = Job(tmp_path / "trace", ranks=2)
-    job.send(0, 1, size=1000, end_ns=3000)
-    job.recv(1, 0, size=1000, end_ns=4000)
+    job.message(0, 1, size=1000, end_ns={0: 3000, 1: 4000})
     job.write()
     return str(tmp_path / "trace")
 
@@ -261,7 +249,7 @@ def test_every_format_has_its_word_and_makes_a_file(form, traced, tmp_path, caps
 
 def test_several_diagrams_are_several_files_or_one_page(tmp_path, capsys):
     """700 messages, no two the same: two diagrams."""
-    many(tmp_path / "trace", 700)
+    ring(tmp_path / "trace", ranks=2, count=700).write()
     assert main(["export", "mermaid", str(tmp_path / "trace"), "-o", str(tmp_path / "ring.mmd")]) == 0
     assert capsys.readouterr().out == f"2 diagrams: {tmp_path}/ring-1.mmd to {tmp_path}/ring-2.mmd\n"
     diagrams = [(tmp_path / f"ring-{number}.mmd").read_text() for number in (1, 2)]

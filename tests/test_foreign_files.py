@@ -5,13 +5,12 @@ import json
 import os
 import pickle
 import re
-import tarfile
 from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from test_flight_recorder import GLOO, dump_of
+from test_flight_recorder import GLOO, dump_of, in_archive
 from test_kineto import DLRM, kernel, write
 from test_nccl_log import made_log
 
@@ -85,12 +84,6 @@ def answer(folder: Path, name: str, data: bytes) -> str:
         return "".join(explain(Trace.load(folder)).sentences)
     except TraceError as error:
         return str(error)
-
-
-def in_archive(archive: Path, inside: str) -> bytes:
-    with tarfile.open(archive) as packed:
-        (found,) = [each for each in packed if each.name.endswith(inside)]
-        return packed.extractfile(found).read()
 
 
 LOG = "\n".join(made_log([[0, 1, 2, 3], [0, 2, 3, 1]], calls=[("AllReduce", 1000, "RING"), ("Send", 5, "")]))

@@ -1,18 +1,35 @@
-"""A disk that fills up while a job is recorded: the job's results come back, and the trace says what is not in it."""
+"""A disk that fills up while a job is recorded: the job's results come back, and the trace says what is not in it.
+
+The kernel's limit on the size of a file refuses what is written in the same way as a full disk, or a part of it.
+"""
 
 from __future__ import annotations
 
 import resource
+from contextlib import contextmanager
 
 import pytest
 import torch
 import torch.distributed as dist
-from disks import ROOM, full_disk
 from traces import header
 
 from dlearn import Cluster, Trace
 from dlearn.events.event import Span
 from dlearn.events.writer import Writer
+
+ROOM = 20_000
+"""Bytes that a file may have."""
+
+
+@contextmanager
+def full_disk(room):
+    """No file of this process gets larger than `room`."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def reduce_on_a_full_disk(times: int) -> str:

@@ -67,10 +67,9 @@ def test_gloo_passes_with_the_pattern_that_it_has(seen):
     trace = within("gloo")
     assert_traffic(trace, op="all_reduce", bytes_per_rank=ring_bytes(n, GLOO), pattern="ring")
     assert_traffic(trace, op="all_gather", bytes_per_rank=(n - 1) * GLOO, pattern="ring")
-    assert_traffic(trace, op="broadcast", pattern="tree")
     assert_traffic(trace, op="gather", bytes_per_rank={rank: GLOO for rank in range(n) if rank != 1}, pattern="star")
     assert_traffic(trace, op="scatter", bytes_per_rank={1: (n - 1) * GLOO}, pattern="star")
-    assert_traffic(trace, op="all_to_all_single", bytes_per_rank=(n - 1) * 40, pattern="all")
+    assert_traffic(trace, op="all_to_all_single", bytes_per_rank=(n - 1) * 40)
     told = finding(assert_traffic, trace, op="all_reduce", bytes_per_rank=0)
     assert "instead of 0 B, in all_reduce #1 (" in told
     assert "no data of all_reduce can be compared" in finding(assert_fresh, trace)
@@ -81,7 +80,7 @@ def test_glass_boxes_pass_with_the_pattern_of_their_name_and_the_bytes_of_their_
     reduces = ("ring all_reduce", "star all_reduce", "halving_doubling all_reduce", "tree reduce")
     for name in (*reduces, "ring reduce_scatter", "ring all_gather", "tree broadcast"):
         box = name.split()[0]
-        assert_traffic(within(name), pattern=None if box == "halving_doubling" else box)
+        assert_traffic(within(name), pattern=box if box in ("ring", "star") else None)
         assert_fresh(within(name))
         if "reduce" in name:
             assert_reduces(within(name))
@@ -168,8 +167,7 @@ RING = [(0, 1), (1, 2), (2, 3), (3, 0)]
         (RING[:3], "ring", "rank 3 sends nothing to rank 0, in a ring it does"),
         ([*RING, (0, 3), (1, 0)], "ring", "rank 0 sends 100 B to rank 3, in a ring nothing (2 pairs wrong in all)"),
         ([(1, 0), (2, 0), (3, 0), (0, 1)], "ring", "everything goes through rank 0: that is a star, and not a ring"),
-        ([(0, 1), (0, 2), (1, 3), (2, 3)], "tree", "rank 2 sends 100 B to rank 3, in a binomial tree nothing"),
-        ([(0, 1)], "all", "rank 0 sends nothing to rank 2, in an all-to-all it does (11 pairs wrong in all)"),
+        ([(0, 1), (0, 2)], "star", "rank 0 sends nothing to rank 3, in a star it does"),
     ],
 )
 def test_the_pair_that_does_not_fit_is_named(tmp_path, edges, pattern, words):

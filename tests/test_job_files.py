@@ -188,8 +188,7 @@ def test_the_bound_grows_with_what_contradicts_the_line_and_away_from_the_readin
 def test_an_arrow_that_runs_backwards_beyond_the_bound_is_told(tmp_path, error_ns, told):
     """Rank 1 has received 400 before rank 0 sends; the clocks may be wrong by `error_ns`."""
     job = job_on_two_hosts(tmp_path, (0, 0, error_ns))
-    job.send(0, 1, start_ns=1000, end_ns=1100)
-    job.recv(1, 0, start_ns=500, end_ns=600)
+    job.message(0, 1, start_ns={0: 1000, 1: 500}, end_ns={0: 1100, 1: 600})
     problems = job.load().problems
     assert len(problems) == told
     assert not told or "1 of 1 operations end before they can, by up to 0.3 us beyond the bound" in problems[0]

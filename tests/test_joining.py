@@ -29,8 +29,7 @@ def test_a_group_has_members_of_its_own_numbering(tmp_path):
     job = Job(tmp_path, ranks=6)
     job.group("odd", [5, 3, 1])
     job.collective("broadcast", size=10, root=1, group="odd")
-    job.send(3, 1, group="odd", start_ns=30)
-    job.recv(1, 3, group="odd", start_ns=30)
+    job.message(3, 1, group="odd", start_ns=30)
     for members in ([0, 1], [2, 4]):
         job.group("half", members)
         job.collective("barrier", group="half", start_ns=50)
@@ -49,8 +48,7 @@ def test_each_direction_tag_and_group_is_a_channel_first_in_first_out(tmp_path):
         job.send(0, 1, group=group, tag=tag)
     for group, tag in (("other", 7), ("world", 8), ("world", 7)):
         job.recv(1, 0, group=group, tag=tag)
-    job.send(1, 0, tag=7)
-    job.recv(0, 1, tag=7)
+    job.message(1, 0, tag=7)
     for _ in range(3):
         job.send(0, 1, tag=9)  # Numbers 4 to 6
     for _ in range(2):
@@ -74,8 +72,7 @@ def test_an_operation_waits_for_its_last_rank(tmp_path):
 
 def test_who_receives_late_what_was_sent_into_a_buffer_keeps_no_rank_waiting(tmp_path):
     job = Job(tmp_path, ranks=2)
-    job.send(0, 1, end_ns=20)
-    job.recv(1, 0, start_ns=100, end_ns=110)
+    job.message(0, 1, start_ns={0: 10, 1: 100}, end_ns={0: 20, 1: 110})
     job.collective("all_reduce", size=4, start_ns={0: 200, 1: 230}, end_ns=240)
     assert waiting(job.load()) == {1: 30}
 

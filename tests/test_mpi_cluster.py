@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
+import programs
 import pytest
 import torch
 import torch.distributed as dist
@@ -21,11 +21,6 @@ from dlearn.errors import RankError, SetupError
 pytestmark = pytest.mark.usefixtures("own_folder")
 
 pytest.importorskip("mpi4py")
-
-
-def count() -> int:
-    globals()["calls"] = globals().get("calls", 0) + 1
-    return globals()["calls"]
 
 
 # What a function finds ------------------------------------------------------------------------------------------------
@@ -56,12 +51,6 @@ def refused() -> None:
         dist.all_reduce_coalesced([torch.ones(1)] * 2)
 
 
-def listening() -> list[str]:
-    """Addresses at which this rank listens, with all that MPI may have opened."""
-    found = psutil.Process().net_connections("inet")
-    return [each.laddr.ip for each in found if each.status == psutil.CONN_LISTEN]
-
-
 def start_a_child() -> str:
     """It is no member of the job, and may use MPI by itself."""
     code = "from mpi4py import MPI; print(MPI.COMM_WORLD.size)"
@@ -84,16 +73,16 @@ def test_kept_ranks_stay_in_their_job_and_leave_nothing_behind():
         assert run.trace.problems == ()
         kept.run(refused)
         pids = kept.run(os.getpid).results
-        assert [kept.run(count).results["w1"] for _ in range(2)] == [1, 2]
+        assert [kept.run(programs.count).results["w1"] for _ in range(2)] == [1, 2]
         assert kept.run(both_of_torch_and_mpi).results["w1"] == BOTH
-        for addresses in kept.run(listening).results.values():
+        for addresses in kept.run(programs.listening_addresses).results.values():
             assert set(addresses) <= {"127.0.0.1"}
         assert kept.run(start_a_child, timeout=60).results == {"server": "1\n", "w1": "1\n"}
         memory = kept.run(in_shared_memory).results
         assert kept.run(os.getpid).results == pids
         kept.run(finalize)
         with pytest.raises(RankError, match=r"has called MPI.Finalize, and MPI cannot begin again in a process"):
-            kept.run(count)
+            kept.run(programs.count)
         (own,) = memory["server"] | memory["w1"]
         Path(own).touch()  # As a rank that is killed while MPI begins would leave it.
     assert all_end(pids.values())
@@ -144,7 +133,7 @@ def test_what_cannot_begin_is_told(monkeypatch):
         Cluster(2, backend="mpi", engine=object())
     monkeypatch.setenv("MPI4PY_LIBMPI", "/nonexistent/libmpi.so")
     with pytest.raises(RankError, match=r"No such file or directory\): pip install mpich") as caught:
-        Cluster(2, backend="mpi").run(count, timeout=60)
+        Cluster(2, backend="mpi").run(programs.count, timeout=60)
     told = "SetupError: mpi4py cannot load MPI here (cannot load MPI library /nonexistent/libmpi.so: "
     assert told in caught.value.what
 

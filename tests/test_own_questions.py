@@ -1,23 +1,21 @@
 """docs/own-questions.md: each of its answers, on a real trace, is what the library says, too."""
 
 import re
-import zipfile
 from pathlib import Path
 from typing import Any
 
+import frozen_answers
 import pytest
 
 from dlearn import Trace, analysis, messages, operations
 
-HERE = Path(__file__).parent
-PAGE = (HERE.parent / "docs" / "own-questions.md").read_text()
+PAGE = (Path(__file__).parents[1] / "docs" / "own-questions.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.S)
 
 
 def test_the_pages_answers_account_for_every_message_and_operation(tmp_path):
     pytest.importorskip("pandas")
-    with zipfile.ZipFile(HERE / "frozen" / "lesson-ddp_step_by_step.zip") as archive:
-        archive.extractall(tmp_path)
+    frozen_answers.traces("lesson-ddp_step_by_step", tmp_path)
     answers: dict[str, Any] = {}
     for block in BLOCKS:
         exec(block.replace("traces/ddp", str(tmp_path / "00")), answers)

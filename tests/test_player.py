@@ -12,8 +12,8 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from pictures import HOSTILE, RECORDED, recorded_job
-from traces import Job, header, tensor
+from pictures import HOSTILE, RECORDED, recorded_job, ring
+from traces import Job, tensor
 
 from dlearn import DlearnError, Trace, export, messages, operations
 from dlearn.events.event import NOT_OBSERVED, Collective
@@ -23,17 +23,6 @@ from dlearn.play import player, strip
 @pytest.fixture(scope="module", params=RECORDED)
 def trace(request, tmp_path_factory):
     return recorded_job(request.param, tmp_path_factory.mktemp("job"))
-
-
-def ring(folder, *, ranks=3, count=4, names=()):
-    """Message i of `count` goes from rank i to its next one and carries (i + 1) x 100 bytes."""
-    job = Job(folder, ranks=ranks)
-    job.headers = [header(rank, world_size=ranks, name=name) for rank, name in enumerate(names)] or job.headers
-    for i in range(count):
-        src, dst, times = i % ranks, (i + 1) % ranks, {"start_ns": 10 * i, "end_ns": 10 * i + 5}
-        job.send(src, dst, size=(i + 1) * 100, **times)
-        job.recv(dst, src, size=(i + 1) * 100, **times)
-    return job
 
 
 def unpacked(page):
@@ -89,7 +78,7 @@ def test_the_strip_holds_all_calls_messages_and_bytes(trace):
 
 
 def test_without_scripts_each_message_has_an_arrow_with_its_head_at_the_receiver(tmp_path):
-    shown = player(ring(tmp_path).load(), title="A ring & more")
+    shown = player(ring(tmp_path, count=4).load(), title="A ring & more")
     still = re.sub("<script.*?</script>", "", shown.to_html(tmp_path / "ring.html"), flags=re.S)
     assert "<title>A ring &amp; more</title>" in still
     drawn = re.findall(r'd="M(\d+) \d+H(\d+)".*?d="M(\d+) \d+l(-?)8', picture(still))
@@ -104,8 +93,8 @@ def test_without_scripts_each_message_has_an_arrow_with_its_head_at_the_receiver
 
 
 def test_no_name_breaks_out_of_any_page(tmp_path):
-    job = ring(tmp_path, names=[HOSTILE, "<img src=x>", "$x$\u2028"])
-    job.span(0, HOSTILE, start_ns=0, end_ns=90)
+    job = ring(tmp_path, count=4, names=[HOSTILE, "<img src=x>", "$x$\u2028"])
+    job.span(0, HOSTILE, start_ns=0, end_ns=90_000)
     trace = job.load()
     pages = (player(trace, title=HOSTILE).to_html(), strip(trace).to_html(), export.html(trace))
     for page, scripts in zip(pages, (2, 2, 4), strict=True):  # A player and a strip stand in the last one.
@@ -122,8 +111,7 @@ def test_no_name_breaks_out_of_any_page(tmp_path):
 def test_a_rank_that_all_others_talk_to_stands_in_the_middle_under_its_own_number(tmp_path):
     job = Job(tmp_path, ranks=4)
     for rank in (0, 2, 3):
-        job.send(rank, 1)
-        job.recv(1, rank)
+        job.message(rank, 1)
     spots = unpacked(player(job.load()).to_html())[0]["stage"]["spots"]
     (x, y), others = spots[1], [spots[rank] for rank in (0, 2, 3)]
     assert min(left for left, _ in others) < x < max(left for left, _ in others)
@@ -134,8 +122,7 @@ def test_a_rank_that_all_others_talk_to_stands_in_the_middle_under_its_own_numbe
 def test_no_rank_stands_on_another_on_the_stage(tmp_path, ranks):
     job = Job(tmp_path, ranks=ranks)
     for rank in range(ranks):
-        job.send(rank, (rank + 1) % ranks)
-        job.recv((rank + 1) % ranks, rank)
+        job.message(rank, (rank + 1) % ranks)
     stage = unpacked(player(job.load()).to_html())[0]["stage"]
     assert len(stage["spots"]) == ranks
     for (x, y), (other, below) in combinations(stage["spots"], 2):
@@ -155,7 +142,7 @@ def test_a_long_trace_is_cut_and_says_so_and_a_collective_is_played_whole(tmp_pa
 
 
 def test_only_the_messages_that_were_asked_for(tmp_path):
-    trace = ring(tmp_path).load()
+    trace = ring(tmp_path, count=4).load()
     shown = player(trace, messages=[messages(trace)[2]])
     assert shown.sentences == ("rank 2 sends rank 0 300 B: uint8[300] (observed).",)
     for wrong in (300, [1, 2], "all"):
@@ -165,7 +152,7 @@ def test_only_the_messages_that_were_asked_for(tmp_path):
 
 def test_python_stands_where_it_was_sent_and_tells_who_asked(tmp_path):
     """Without a kernel. With one the page follows: test_browser.py."""
-    shown, heard = player(ring(tmp_path).load()), []
+    shown, heard = player(ring(tmp_path, count=4).load()), []
     shown.on_step(heard.append)
     for step in (3, 3, 4, 0):
         shown.step = step

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import psutil
 import pytest
 from traitlets.config import Config
+from waiting import free_port
 
 if TYPE_CHECKING:
     import nbformat  # Where it is used: with the names of the web that it knows, it takes 2.5 s.
@@ -120,9 +120,7 @@ def of_a_reader(folder: Path, patch: pytest.MonkeyPatch) -> None:
     patch.delenv("MPLBACKEND", raising=False)
     patch.setenv("PATH", os.pathsep.join(paths))
     patch.setenv("IPYTHONDIR", str(folder / "ipython"))
-    with socket.socket() as probe:  # torchrun's: beside other work its usual port may be taken
-        probe.bind(("127.0.0.1", 0))
-        patch.setenv("PET_MASTER_PORT", str(probe.getsockname()[1]))
+    patch.setenv("PET_MASTER_PORT", free_port())  # torchrun's: beside other work its usual port may be taken
 
 
 def shows(block: Block) -> str:

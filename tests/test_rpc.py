@@ -3,16 +3,17 @@
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 
+import programs
 import pytest
 import rpc_jobs
 import torch.distributed.rpc as rpc
 from installed_torch import SCRIPTED_OPTIMIZERS, own_words
+from waiting import free_port
 
 from dlearn import Cluster, Trace, draw, explain, messages, operations
 from dlearn.analysis import iteration, iterations, reconcile
@@ -212,19 +213,13 @@ def test_the_backward_pass_of_an_rref_at_its_owner_is_a_backward_pass(asked):
 # A guest --------------------------------------------------------------------------------------------------------------
 
 
-def listening():
-    import psutil
-
-    return [each.laddr.ip for each in psutil.Process().net_connections("tcp") if each.status == psutil.CONN_LISTEN]
-
-
 def test_training_is_not_changed_and_ranks_that_are_kept_stay_workers():
     """With one trainer: two would draw the weights of their layers from one generator, that of the server."""
     job, workers = {"trainer1": rpc_jobs.train}, ["ps", "trainer1"]
     bare = Cluster(workers, rpc=True, record=False).run(job, timeout=60)
     with Cluster(workers, rpc=True) as cluster:
         first, second = (cluster.run(job, timeout=60) for _ in range(2))
-        for addresses in cluster.run(listening, timeout=60).results.values():
+        for addresses in cluster.run(programs.listening_addresses, timeout=60).results.values():
             assert addresses
             assert set(addresses) <= {"127.0.0.1", "::1"}
     assert bare.results == first.results == second.results
@@ -317,10 +312,7 @@ rpc.shutdown()
 
 @pytest.mark.slow
 def test_a_script_of_the_users_own_is_recorded_and_keeps_its_stderr(tmp_path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "PYTHONWARNINGS": "ignore"}
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": "2", "PYTHONWARNINGS": "ignore"}
     here = {**os.environ, **shared, "PYTHONPATH": str(Path(__file__).parent.parent)}
     jobs = [
         subprocess.Popen(

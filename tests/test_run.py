@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from installed_torch import own_words
-from waiting import all_end, comes_true
+from waiting import all_end, comes_true, free_port
 
 from dlearn import Trace, explain
 from dlearn.analysis import reconcile
@@ -52,12 +51,6 @@ def dlearn_run(folder: Path, *arguments: str, **environment: str) -> subprocess.
 def script(folder: Path, text: str, name: str = "train.py") -> str:
     (folder / name).write_text(textwrap.dedent(text))
     return name
-
-
-def free_port() -> str:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return str(free.getsockname()[1])
 
 
 def test_torchrun_records_every_rank_and_changes_no_output(tmp_path):

@@ -11,11 +11,9 @@ def job(folder, sizes, *, more=0):
     """Rank 0 sends rank 1 tensors of these bytes, and rank 1 answers 4 bytes `1 + more` times."""
     made = Job(folder, ranks=2)
     for size in sizes:
-        made.send(0, 1, size=size)
-        made.recv(1, 0, size=size)
+        made.message(0, 1, size=size)
     for _ in range(1 + more):
-        made.send(1, 0)
-        made.recv(0, 1)
+        made.message(1, 0)
     return made.load()
 
 

@@ -1,7 +1,5 @@
 """dlearn scrub: a trace without hosts, paths and names says the same of who sent what to whom."""
 
-import zipfile
-
 import frozen_answers
 import pytest
 from traces import Job
@@ -45,10 +43,8 @@ def test_a_damaged_line_is_not_passed_on(tmp_path, capsys):
 
 @pytest.mark.parametrize("name", ["workloads", "mpi", "lesson-send_and_receive"])
 def test_without_its_names_a_trace_has_the_same_messages(name, tmp_path):
-    zipfile.ZipFile(frozen_answers.HERE / f"{name}.zip").extractall(tmp_path)
-    for path in sorted(each for each in tmp_path.iterdir() if each.is_dir())[3:9]:
-        trace = Trace.load(path)
-        again, left = scrubbed(path, tmp_path / f"out {path.name}")
+    for path, trace in [*frozen_answers.traces(name, tmp_path).items()][3:9]:
+        again, left = scrubbed(trace.path, tmp_path / f"out {path}")
         said = [[(each.src, each.dst, each.payload_bytes, each.how) for each in messages(of)] for of in (again, trace)]
         assert said[0] == said[1]
         assert trace.processes[0].header.host.encode() not in left

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from traces import Job, header, tensor
+from traces import Job, tensor
 
 from dlearn import explain, messages, operations
 from dlearn.events.event import REFUSED
@@ -53,8 +53,7 @@ def test_refused_and_failed_calls_stand_beside_those_that_went_through(tmp_path)
     job.collective("all_reduce", size=4, by="wait", error="RuntimeError")
     job.collective("all_reduce", size=4)
     job.send(0, 1, size=8, by=REFUSED, error="ValueError", start_ns=15)
-    job.send(0, 1, size=8, start_ns=15)
-    job.recv(1, 0, size=8, start_ns=15)
+    job.message(0, 1, size=8, start_ns=15)
     told = sentences(job.load())
     assert told[:7] == [
         "2 ranks (gloo): 5 of 6 operations explained by 17 messages"
@@ -70,8 +69,7 @@ def test_refused_and_failed_calls_stand_beside_those_that_went_through(tmp_path)
 
 
 def test_names_of_strangers_stay_on_one_line_and_are_no_markup(tmp_path):
-    job = Job(tmp_path, ranks=2)
-    job.headers[0] = header(0, world_size=2, name="<b>\nbold")
+    job = Job(tmp_path, ranks=2, names=("<b>\nbold", ""))
     span = "step <script>\n</script>"
     for rank in range(2):
         parent = job.span(rank, span)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.colors import to_rgba
 from matplotlib.text import Text
+from pictures import lanes, parts, texts, title
 from traces import Job, tensor
 
 from dlearn import analysis, draw, explain
@@ -51,22 +52,6 @@ def trained(folder, late_ms=100, steps=8, odd=6):
             job.stretch(rank, "backward", at + 11 * MS, at + 22 * MS + late)
             job.stretch(rank, "optimizer", at + 23 * MS + late, at + 25 * MS + late)
     return job.load()
-
-
-def title(ax):
-    return " ".join(ax.get_title(loc="left").split())
-
-
-def texts(ax):
-    return [text.get_text() for text in ax.texts]
-
-
-def lanes(ax):
-    return [label.get_text() for label in ax.get_yticklabels()]
-
-
-def parts(ax, gid):
-    return [artist for artist in (*ax.patches, *ax.collections, *ax.lines) if artist.get_gid() == gid]
 
 
 @pytest.fixture(scope="module")
@@ -180,10 +165,11 @@ def test_waiting_for_a_late_rank_is_told_apart_from_transfer(tmp_path):
     # Rank 0 waits 151-231 for bucket 0, which travels until 291; from 251 to 331 for bucket 1, which travels to 371.
     # It computes until 250. Hidden: 80 waiting, 19 (231-250) transfer. After that bucket 0 travels 250-291, bucket 1
     # waits until 331 (291-331 nothing travels), and travels 40.
-    assert first.times == (19 * US, 80 * US, 41 * US + 40 * US, 40 * US)
-    assert first.waits == {1: 40 * US}
+    phases = ("hidden", "transfer", "waiting")
+    assert [first.length_ns(phase) // US for phase in phases] == [80 + 19, 41 + 40, 40]
+    assert (first.waited_ns, first.waits) == (80 * US + 80 * US, {1: 40 * US})
     # Rank 1 computes until 330: bucket 0 (231-291) is hidden, bucket 1 (331-371) is not.
-    assert second.times == (60 * US, 0, 40 * US, 0)
+    assert [second.length_ns(phase) // US for phase in phases] == [60, 40, 0]
     assert second.hidden == 0.6
     assert found.finding.endswith("ranks stand waiting longest for rank 1: 40.0 µs")
     # Both end at 410; rank 0 is looked at. Its last transfer is bucket 1's, launched by rank 1 at 331, done at 371.
@@ -205,13 +191,14 @@ def test_the_parts_of_a_step_of_median_length(tmp_path):
     trace = job.load()
     found = analysis.breakdown(trace)
     first, second = found.middle
-    assert [(each.number, each.rank) for each in found.middle] == [(2, 0), (2, 1)]
+    steps = [(each.number, each.rank, each.total_ns // US) for each in found.middle]
+    assert steps == [(2, 0, 410), (2, 1, 330)]
     # Rank 0: 0-410. Backward 110-380, less 250-371, in which it waits or sends without computing.
     phases = ("forward", "backward", "optimizer", "between")
     assert [first.length_ns(phase) // US for phase in phases] == [100, 270 - 121, 20, 20]
-    assert (first.total_ns, first.exposed_ns) == (410 * US, 121 * US)
     # Rank 1: 80-410; its backward 190-380 less the transfer of 331-371.
-    assert (second.total_ns, second.length_ns("backward"), second.exposed_ns) == (330 * US, 150 * US, 40 * US)
+    assert second.length_ns("backward") == 150 * US
+    assert [each.length_ns("transfer", "waiting") // US for each in found.middle] == [121, 40]
     # 410 + 330 µs in all, of which 121 and 40 were not hidden: 22 %.
     assert found.finding.endswith(" 22% communication that is not hidden")
     ax = draw.breakdown(trace)
@@ -238,8 +225,8 @@ def test_hidden_and_exposed_are_all_of_the_communication(tmp_path_factory, calls
             busy = set()
             for start, later, took in calls:
                 busy.update(range(start + later * share.rank, start + later + took))
-            assert share.times.total_ns == len(busy)
-            assert sum(share.waits.values()) >= share.times.exposed_waiting_ns
+            assert share.length_ns("hidden", "transfer", "waiting") == len(busy)
+            assert sum(share.waits.values()) >= share.length_ns("waiting")
 
 
 # Buckets --------------------------------------------------------------------------------------------------------------
@@ -255,7 +242,7 @@ def test_a_real_run_has_every_gradient_in_a_bucket_that_was_sent_and_done(record
         assert each.never_ready == ()
         assert each.begins_ns <= min(at for _, at in each.ready)
         assert max(at for _, at in each.ready) <= each.launched_ns <= each.last_arrival_ns <= each.done_ns
-    assert [step.number for step in analysis.overlap(trace).steps] == [0, 1, 2, 3, 4]
+    assert [step.shares[0].number for step in analysis.overlap(trace).steps] == [0, 1, 2, 3, 4]
     assert len(parts(draw.buckets(trace), "transfer")) >= 4
 
 

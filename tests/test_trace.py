@@ -115,8 +115,7 @@ def test_a_part_keeps_its_operations_whole_and_has_them_where_the_first_rank_cal
     job.counters(0, 8, start_ns=-9 * MS)  # A sample is none: time begins with the broadcast.
     job.collective("broadcast", size=8, root=0, start_ns=0, end_ns=1 * MS)
     job.collective("all_reduce", size=12, start_ns={0: 10 * MS, 1: 14 * MS, 2: 11 * MS}, end_ns=15 * MS)
-    job.send(0, 2, size=5, start_ns=20 * MS, end_ns=21 * MS)
-    job.recv(2, 0, size=5, start_ns=9 * MS, end_ns=22 * MS)
+    job.message(0, 2, size=5, start_ns={0: 20 * MS, 2: 9 * MS}, end_ns={0: 21 * MS, 2: 22 * MS})
     trace = job.load()
 
     def ops(part):

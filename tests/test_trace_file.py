@@ -188,7 +188,7 @@ def test_a_header_is_needed(tmp_path):
         (b"x" * (10 << 20), "no trace"),
         (b'{"kind":"header","format":4}\n', "no trace header"),
         (b"[" * 100_000, "no trace header"),
-        (b'{"kind":"header","format":1,"dlearn":"0.0","old":1}\n', "format 1; this dlearn reads formats 4 to 6."),
+        (b'{"kind":"header","format":1,"dlearn":"0.0","old":1}\n', "format 1; this dlearn reads formats 4 and 6."),
         (b'{"kind":"header","format":7,"dlearn":"9.9","news":1}\n', "written by dlearn 9.9: use that version."),
     ):
         (tmp_path / "x.jsonl").write_bytes(content)

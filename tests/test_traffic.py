@@ -2,19 +2,12 @@
 test_reconcile.py.)"""
 
 import pytest
-from traces import Job, header
+from pictures import texts, title
+from traces import Job
 
 from dlearn import draw
 from dlearn.analysis import compare, measured_traffic, traffic
 from dlearn.errors import DlearnError
-
-
-def title(ax):
-    return " ".join(ax.get_title(loc="left").split())
-
-
-def texts(ax):
-    return [" ".join(text.get_text().split()) for text in ax.texts]
 
 
 def test_a_ring_sends_each_byte_almost_twice(tmp_path):
@@ -29,10 +22,8 @@ def test_a_ring_sends_each_byte_almost_twice(tmp_path):
 
 def test_what_came_what_never_came_and_what_is_not_known(tmp_path):
     pytest.importorskip("pandas")
-    job = Job(tmp_path, ranks=2)
-    job.headers[1] = header(1, world_size=2, name="trainer <1>")
-    job.send(0, 1, size=1234)
-    job.recv(1, 0, size=1234)
+    job = Job(tmp_path, ranks=2, names=("", "trainer <1>"))
+    job.message(0, 1, size=1234)
     job.send(0, 1, size=100, end_ns=None)
     for _ in range(3):
         job.collective("all_to_none", size=100)
@@ -72,8 +63,7 @@ def test_the_picture_says_which_bytes_it_shows(tmp_path):
     job.connect()
     for rank in (0, 1):
         job.counters(rank, 8)
-    job.send(1, 0, size=100)
-    job.recv(0, 1, size=100)
+    job.message(1, 0, size=100)
     for rank, sent in enumerate((48, 196)):
         job.counters(rank, 8 + sent)
     trace = job.load()

@@ -7,7 +7,7 @@ trace = job.load()
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +36,10 @@ def tensor(
 class Job:
     """`ranks` processes with a default group "world", all closed; `files[rank]` holds the lines between."""
 
-    def __init__(self, folder: Path, *, ranks: int, backend: str = "gloo") -> None:
+    def __init__(self, folder: Path, *, ranks: int, backend: str = "gloo", names: Sequence[str] = ()) -> None:
         self.folder = folder
-        self.headers = [header(rank, world_size=ranks) for rank in range(ranks)]
+        names = names or [""] * ranks
+        self.headers = [header(rank, world_size=ranks, name=names[rank]) for rank in range(ranks)]
         self.files: list[list[seen.Line]] = [[] for _ in range(ranks)]
         self._members: dict[str, tuple[int, ...]] = {}
         self._numbers = [0] * ranks
@@ -83,6 +84,11 @@ class Job:
     ) -> int:
         peer = self._members[group].index(src) if src is not None else None
         return self._p2p("recv", dst, peer, size, group, tag, facts)
+
+    def message(self, src: int, dst: int, **facts: Any) -> None:
+        """A send and the recv that takes it in, both with these facts; a time may be one for each of the two ranks."""
+        self.send(src, dst, **facts)
+        self.recv(dst, src, **facts)
 
     def _p2p(self, op: str, rank: int, peer: int | None, size: int, group: str, tag: int, facts: dict[str, Any]) -> int:
         seq = self._next(rank, group, seen.PointToPoint)

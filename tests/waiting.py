@@ -1,5 +1,8 @@
-"""Waiting for what a test asks for: up to a minute, as a busy machine takes long, and no longer than it takes."""
+"""Waiting for what a test asks for: up to a minute, as a busy machine takes long, and no longer than it takes.
 
+And a port for a job of a test's own."""
+
+import socket
 import time
 from collections.abc import Callable, Iterable
 
@@ -24,3 +27,10 @@ def lives(pid: int) -> bool:
 
 def all_end(pids: Iterable[int]) -> bool:
     return comes_true(lambda: not any(map(lives, pids)))
+
+
+def free_port() -> str:
+    """A port at which nobody listens now."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])

@@ -11,8 +11,6 @@ from dlearn.analysis.ddp.breakdown import Breakdown, breakdown
 from dlearn.analysis.ddp.bucket_times import BucketTimes, bucket_times
 from dlearn.analysis.ddp.overlap import Overlap, overlap
 from dlearn.analysis.ddp.step_times import RunSteps, step_times
-from dlearn.analysis.hanging.hang_detection import Hang, Mismatch, hangs, mismatches
-from dlearn.analysis.hanging.roots import Root, Victim, roots, victims
 from dlearn.analysis.rpc.iteration import Iteration, iteration, iterations
 from dlearn.analysis.rpc.networkx_graph import autograd_graph
 from dlearn.analysis.telling.explanations import Explanation, explain
@@ -21,6 +19,8 @@ from dlearn.analysis.volume.rank_memory import RankMemory, rank_memory
 from dlearn.analysis.volume.reconcile import Reconciliation, reconcile
 from dlearn.analysis.volume.topology import Topology, topologies, topology
 from dlearn.analysis.volume.traffic import Traffic, WireTraffic, measured_traffic, predicted_traffic, traffic
+from dlearn.diagnosis.hang_detection import Hang, Mismatch, hangs, mismatches
+from dlearn.diagnosis.roots import Root, Victim, roots, victims
 from dlearn.join.joining import operations
 from dlearn.join.message_evidence import messages
 

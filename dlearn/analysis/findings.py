@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from dlearn.analysis.hanging.hang_detection import hangs
-from dlearn.analysis.hanging.hang_report import missing_text, never, report, why_missing, why_stuck
-from dlearn.analysis.hanging.roots import roots
 from dlearn.analysis.volume.traffic import Traffic, WireTraffic, traffic
+from dlearn.diagnosis.hang_detection import hangs
+from dlearn.diagnosis.hang_report import missing_text, never, report, why_missing, why_stuck
+from dlearn.diagnosis.roots import roots
 from dlearn.join.ends import End
 from dlearn.join.operation_messages import PairSum
 from dlearn.join.tables.operation_table import Operation
@@ -134,17 +134,17 @@ def _who_sends_most(sent: Traffic) -> str:
 def pair_sentences(sent: Traffic | WireTraffic) -> list[str]:
     """Write "rank 0 sends rank 1 28.9 kB (derived).", for the pairs that send most first."""
     pairs = sorted(sent.sizes.items(), key=lambda pair: (-pair[1], pair[0]))
-    payload = sent if isinstance(sent, Traffic) else None
     name, sentences = sent.labels, []
     for (src, dst), size in pairs[:_PAIRS_SHOWN]:
-        how = f"on the wire, {sent.counted}" if isinstance(sent, WireTraffic) else ""
-        if payload is not None:
-            how = ", partly ".join(payload.known[src, dst])
+        if isinstance(sent, Traffic):
+            how = ", partly ".join(sent.known[src, dst])
+        else:
+            how = f"on the wire, {sent.counted}"
         sentences.append(f"{name[src]} sends {name[dst]} {size_text(size)} ({how}).")
     rest = [size for _, size in pairs[_PAIRS_SHOWN:]]
     if rest:
         sentences.append(f"{count_text(len(rest), 'more pair')}: {size_text(sum(rest))}.")
-    never_came = payload.never_came if payload is not None else {}
+    never_came = sent.never_came if isinstance(sent, Traffic) else {}
     for (src, dst), size in list(never_came.items())[:_PAIRS_SHOWN]:
         sentences.append(f"{size_text(size)} from {name[src]} to {name[dst]} never came.")
     return sentences
@@ -152,10 +152,8 @@ def pair_sentences(sent: Traffic | WireTraffic) -> list[str]:
 
 def wire_finding(sent: WireTraffic) -> str:
     """Write "Predicted on the wire: 1.6 kB, framing included"; "measured" of the kernel's count."""
-    size = size_text(sent.total_bytes)
-    if sent.counted == "predicted":
-        return f"Predicted on the wire: {size}, framing included"
-    return f"Measured on the wire: {size}, as the kernel counted it"
+    how = "framing included" if sent.counted == "predicted" else "as the kernel counted it"
+    return f"{sent.counted.capitalize()} on the wire: {size_text(sent.total_bytes)}, {how}"
 
 
 def sizes_text(pairs: Sequence[PairSum]) -> str:

@@ -8,11 +8,11 @@ import signal
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dlearn.analysis.hanging.hang_detection import Hang, exit_text, hangs, pace
-from dlearn.analysis.hanging.hang_report import pace_text, report, whereabouts
 from dlearn.cluster.answers import Raised, Returned
 from dlearn.cluster.payload import notebook_cells
 from dlearn.cluster.rank_pool import Died, Ended, Outcome
+from dlearn.diagnosis.hang_detection import Hang, exit_text, hangs, pace
+from dlearn.diagnosis.hang_report import pace_text, report, whereabouts
 from dlearn.errors import RankError, TraceError
 from dlearn.events.site import file_label
 

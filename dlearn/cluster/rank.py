@@ -193,7 +193,7 @@ def _gate(call: Call, recording: Any) -> Iterator[None]:
         yield
         return
     gate = importlib.import_module("dlearn.hooks.gate")
-    gate.meet(call.gate, call.rank, call.world_size, recording)
+    gate.hold(call.gate, recording, call.rank, call.world_size)
     yield
     gate.function_over()
 

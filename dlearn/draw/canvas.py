@@ -15,8 +15,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch, Patch
 from matplotlib.transforms import ScaledTranslation
 
-from dlearn.analysis.hanging.hang_detection import hangs
-from dlearn.analysis.hanging.roots import roots
+from dlearn.diagnosis.hang_detection import hangs
+from dlearn.diagnosis.roots import roots
 from dlearn.draw import palette
 from dlearn.draw.palette import FAINT, INK, TEXT_PT, TITLE_PT, Color, cut_names, plain, text_width, wrap
 from dlearn.draw.save import Drawing, figure_of

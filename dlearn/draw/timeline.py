@@ -35,7 +35,7 @@ def timeline(trace: Trace, *, arrows: bool = False, ax: Axes | None = None) -> A
     An arrow stands for each message that was observed; with `arrows=True` also for those that are derived, whose times
     are shares of their operation's. More than twelve steps are drawn as `steps` draws them.
     """
-    if len(step_times(trace).titles) > MOST_STEPS:
+    if len(step_times(trace).steps) > MOST_STEPS:
         return steps(trace, ax=ax)
     model = TimelineModel(trace, derived=arrows)
     left_in = canvas.left_margin_in(line for name in model.names for line in name.splitlines())

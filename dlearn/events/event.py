@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
-FORMATS = (4, 5, FORMAT := 6)
+FORMATS = (4, FORMAT := 6)
 """Versions of the trace file (docs/trace-file.md) that are read; the last is written."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
@@ -23,6 +23,9 @@ NOT_OBSERVED = "not observed"
 """`ended_by` of an event whose end could not be seen: it neither hangs nor has a duration."""
 REFUSED = "refused"
 """`ended_by` of a call that raised before the backend took it: nothing was sent for it."""
+RPC, NO_GROUP, UNKNOWN_GROUP = "rpc", "", "?"
+"""`Socket.group` of RPC's agent; of connections beside the known groups (messages may go past the
+recorder); of those older than the recording, where the process has several groups."""
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", omit_defaults=True):
@@ -94,8 +97,7 @@ class GroupFact(Line, tag="group", frozen=True, kw_only=True):
 
 class Socket(Line, tag="socket", frozen=True, kw_only=True):
     """A TCP connection of this process; its peer's has the addresses swapped. `group` is the process
-    group that made it; "?" if it is older than the recording, and of several groups; "" if none is
-    known: then all its bytes count."""
+    group that made it, RPC, NO_GROUP or UNKNOWN_GROUP; of NO_GROUP all bytes count."""
 
     id: Count
     group: str
@@ -183,12 +185,11 @@ class Event(Line, frozen=True, kw_only=True):
 
 
 class Collective(Event, tag="collective", frozen=True, kw_only=True):
-    """One rank's call of a collective. `seq` counts the collectives of its process group, from 1.
+    """One rank's call of a collective, and what it gives and gets; in place: `inputs` only.
 
-    `inputs` are what this rank gives, `outputs` what it gets; in place there are inputs only.
-    `launcher`: "" user code, "reducer" DDP's C++ reducer, "comm hook" DDP's communication hook, for
-    `bucket_index`. `backward` numbers the backward pass. `splits` are the bytes for each group rank, if
-    the program gave them. `checksum` is the CRC-32 of the inputs, on request.
+    `seq` counts the collectives of its group, from 1; `backward` its rank's backward passes.
+    `launcher`: "" user code, "reducer" DDP's C++ one, "comm hook" a hook of DDP's, for `bucket_index`.
+    `splits`, `takes`: bytes for and from each group rank, if given. `checksum`: the inputs' CRC-32.
     """
 
     own = ("seq", "backward")
@@ -203,6 +204,7 @@ class Collective(Event, tag="collective", frozen=True, kw_only=True):
     backward: Count | None = None
     bucket_index: Count | None = None
     splits: tuple[Count, ...] = ()
+    takes: tuple[Count, ...] = ()
     checksum: Count | None = None
 
 
@@ -232,7 +234,6 @@ class Bucket(Event, tag="bucket", frozen=True, kw_only=True):
     `may_be_skipped`, DDP leaves it out of a backward pass in which no rank has used its parameters."""
 
     ends: ClassVar[bool] = False
-
     model: Count
     index: Count
     count: Count
@@ -272,7 +273,6 @@ class Counters(Event, tag="counters", frozen=True, kw_only=True):
     if closed. `still`: whether they stood still; None if the recorder did not wait for that."""
 
     ends: ClassVar[bool] = False
-
     sent_bytes: tuple[Count | None, ...]
     received_bytes: tuple[Count | None, ...] = ()
     """Read for RPC only, whose other side does not know our phases."""

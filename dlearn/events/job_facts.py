@@ -12,7 +12,7 @@ from dlearn.events.mpi_facts import OtherMpiCall, Probe
 from dlearn.events.source import SourceFact
 from dlearn.events.wiring import Wired
 
-RETURNED = "returned"
+RETURNED, EXITED = "returned", "exited"
 
 
 class Joined(Line, tag="joined", frozen=True, kw_only=True):
@@ -46,7 +46,8 @@ class Peer(Line, tag="peer", frozen=True, kw_only=True):
 class Heartbeat(Line, tag="place", frozen=True, kw_only=True):
     """Where the program was when nothing had been recorded for a while: `site` is the line of user code.
 
-    A cluster's rank whose function is over says so: `ended` is "returned", or the class of the exception.
+    A cluster's rank whose function is over says so: `ended` is "returned", or the class of the
+    exception; a script that is over "exited", or the class, with the line that raised it.
     """
 
     at_ns: Nanoseconds

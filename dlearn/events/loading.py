@@ -15,12 +15,13 @@ from dlearn.events import readers
 from dlearn.events.clocks import SAME, line_through
 from dlearn.events.event import Collective, Event, Line, PointToPoint
 from dlearn.events.event_table import EventTable, joined
-from dlearn.events.job_facts import ClockReading, Peer
+from dlearn.events.job_facts import ClockReading
 from dlearn.events.printable import printable
 from dlearn.events.process import Process
 from dlearn.events.store import ProcessFile, left_out, read
+from dlearn.shown import first_few
 
-_NAMES_SHOWN = 8
+NAMES_SHOWN = 8
 Files = list[ProcessFile]
 
 
@@ -41,10 +42,9 @@ def load_job(paths: Sequence[Path], attempt: int | None) -> JobFiles:
     files, problems = _read_any(paths)
     problems += readers.notes([file.imported for file in files if file.imported is not None])
     _refuse_two_jobs(path, files)
-    for file in files if len(files) > 1 else ():
-        if not _jobs(file):
-            text = "whether this process is of the job is not known: it met no other"
-            problems.append(f"{file.path.name}: {text}")
+    alone = [file for file in files if len(files) > 1 and not _jobs(file)]
+    text = "whether this process is of the job is not known: it met no other"
+    problems += [f"{file.path.name}: {text}" for file in alone]
     files = _choose(_attempts(files), attempt, problems)
     for file in files:
         problems += file.problems
@@ -59,11 +59,6 @@ def load_job(paths: Sequence[Path], attempt: int | None) -> JobFiles:
     problems += _missing_processes(path, files, world)
     problems += left_out(files)
     return JobFiles(path, tuple(processes), table, clocks, problems)
-
-
-def first_names(names: Sequence[str]) -> str:
-    """Return the first of these names, and dots if there are more."""
-    return ", ".join(names[:_NAMES_SHOWN]) + (", ..." if len(names) > _NAMES_SHOWN else "")
 
 
 def _read_any(paths: Sequence[Path]) -> tuple[Files, list[str]]:
@@ -205,8 +200,7 @@ def _assign_ranks(files: Files, world: int, problems: list[str]) -> None:
     """Give each process its own rank, else the next number that no other process can have."""
     taken: dict[int, ProcessFile] = {}
     strays: Files = []
-    for file in files:
-        rank = file.own_rank
+    for file, rank in zip(files, _own_ranks(files), strict=True):
         if rank is None:
             strays.append(file)
         elif rank in taken:
@@ -221,6 +215,15 @@ def _assign_ranks(files: Files, world: int, problems: list[str]) -> None:
         file.rank = max(world - 1, *taken) + 1 if taken else world
         file.label = f"{file.header.host}-{file.header.pid}"
         taken[file.rank] = file
+
+
+def _own_ranks(files: Files) -> list[int | None]:
+    """Return the rank that each process says; RPC's ids where ranks of groups meet those."""
+    ranks = [file.own_rank for file in files]
+    ids = [file.worker.id for file in files if file.worker is not None]
+    given = any(file.header.rank is not None for file in files)
+    clash = len(set(ranks)) < len(ranks) == len(set(ids))
+    return list(ids) if clash and not given else ranks
 
 
 def _align(files: Files) -> int:
@@ -245,16 +248,14 @@ def _missing_processes(path: Path, files: Files, world: int) -> list[str]:
     """Name the ranks without a file, and where other ranks know that their files are."""
     here = {file.rank for file in files if file.rank < world}
     # As many as the sentence could ever name: a damaged header may promise any number.
-    most = min(world, len(here) + _NAMES_SHOWN + 1)
+    most = min(world, len(here) + NAMES_SHOWN + 1)
     absent = [rank for rank in range(most) if rank not in here]
     if not absent:
         return []
-    named = first_names([str(rank) for rank in absent])
+    named = first_few([str(rank) for rank in absent], NAMES_SHOWN)
     who = f"those of ranks {named} are" if len(absent) > 1 else f"that of rank {named} is"
     sentence = f"{len(here)} of {world:,} processes left a file in {path}: {who} missing"
-    peers: dict[int, Peer] = {}
-    for file in files:
-        peers |= {rank: peer for rank, peer in file.peers.items() if rank in absent}
+    peers = {rank: peer for file in files for rank, peer in file.peers.items() if rank in absent}
     hint = "if it ran on another host, copy its file here"
     if peers:
         ranks = sorted(peers.items())

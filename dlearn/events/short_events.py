@@ -90,7 +90,7 @@ def _numbers(lines: bytes) -> Rows:
 
 
 def short_table(
-    begins: list[Rows], events: Mapping[int, Event], unknown: dict[int, str], file_format: int
+    begins: list[Rows], events: Mapping[int, Event], unknown: dict[int, str]
 ) -> tuple[EventTable, Rows, Damage]:
     """Return the events of all `Lines.begins`, the ends of runs that replies report, and the damage.
 
@@ -102,7 +102,7 @@ def short_table(
         is_unknown = np.isin(found[:, 1], list(unknown))
         for like, number in found[is_unknown, 1:3].tolist():
             unknown[number] = unknown[like]
-        table, of_lines, damaged = _begins_table(found[~is_unknown], events, file_format)
+        table, of_lines, damaged = _begins_table(found[~is_unknown], events)
         tables.append(table)
         lines.append(of_lines)
         damage |= damaged
@@ -111,7 +111,7 @@ def short_table(
     return table, _ends_by_reply(table, line), damage | damaged
 
 
-def _begins_table(begins: Rows, events: Mapping[int, Event], file_format: int) -> tuple[EventTable, Rows, Damage]:
+def _begins_table(begins: Rows, events: Mapping[int, Event]) -> tuple[EventTable, Rows, Damage]:
     """Return the table of lines with one count of numbers, each row's line, and the damage."""
     damage: Damage = {}
     repeated = [events.get(number) for number in np.unique(begins[:, 1]).tolist()]
@@ -119,7 +119,7 @@ def _begins_table(begins: Rows, events: Mapping[int, Event], file_format: int) -
     like, known = find(begins[:, 1], np.array([first.number for first in firsts], np.int64))
     for line, number in begins[~known, :2].tolist():
         damage[line] = f": like event {number}, which is not in the file"
-    layouts = [layout(first, file_format) for first in firsts]
+    layouts = [layout(first) for first in firsts]
     fits = np.array([len(names) == begins.shape[1] - _COMMON for names in layouts], bool)
     wrong = known.copy()
     wrong[known] = ~fits[like[known]]

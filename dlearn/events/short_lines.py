@@ -34,10 +34,8 @@ _TOO_LONG = 10**LONGEST_NUMBER
 _encode = msgspec.json.Encoder().encode
 
 
-def layout(first: Event, file_format: int) -> tuple[str, ...]:
+def layout(first: Event) -> tuple[str, ...]:
     """Return the names of the numbers that follow `COMMON` in a line that repeats this event."""
-    if file_format == 5:
-        return ("seq", "backward")
     names: list[str] = []
     for name in ("end_ns", *(first.own or ())):
         value = getattr(first, name)

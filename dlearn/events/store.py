@@ -113,7 +113,11 @@ def read(path: Path) -> ProcessFile:
     file.problems += _lost(file, damaged, lines - (file.exit_status is not None) - (file.network is not None))
     if file.problems:
         file.complete = False
-        _excuse_ends(file)
+        # Where lines are lost, an event without an end is no hang.
+        for event in file.events.values():
+            if event.pending:
+                _set(event, "ended_by", NOT_OBSERVED)
+        file.short.ended_by[file.short.pending] = UNSEEN
     if file.footer and file.footer.works_dropped:
         unseen = f"{file.footer.works_dropped:,}"
         file.problems.append(printable(f"{path.name}: sends and receives whose end was not observed: {unseen}"))
@@ -137,8 +141,7 @@ def _read_lines(file: ProcessFile, blocks: Iterable[bytes]) -> tuple[Damage, int
         if len(damage) >= MOST_DAMAGED:
             break
     short = [np.concatenate(each) for each in begins.values()]
-    known = file.events, file.unknown, file.header.format
-    file.short, ends_of_runs, damaged = short_table(short, *known)
+    file.short, ends_of_runs, damaged = short_table(short, file.events, file.unknown)
     # Now all events are here: their ends follow.
     others, damaged_ends = fill_in_ends(file.short, np.concatenate([*ends, ends_of_runs]))
     damage |= damaged | damaged_ends
@@ -197,14 +200,6 @@ def _lost(file: ProcessFile, damaged: list[str], lines: int) -> list[str]:
 
 
 _REFUSED = {"": "size limit", "ENOSPC": "the disk was full", "EDQUOT": "the disk quota was used up"}
-
-
-def _excuse_ends(file: ProcessFile) -> None:
-    """Mark ends as not observed: where lines are lost, an event without an end is no hang."""
-    for event in file.events.values():
-        if event.pending:
-            _set(event, "ended_by", NOT_OBSERVED)
-    file.short.ended_by[file.short.pending] = UNSEEN
 
 
 def _blocks(path: Path) -> Iterator[bytes]:
@@ -282,7 +277,7 @@ def _read_header(path: Path, line: bytes | None) -> Header:
         raise TraceError(printable(f"{path}, line 1: no trace header: {str(error)[:120]}")) from None
     here = f"{printable(str(path))}, line 1: trace format {version.format}"
     wrote = version.dlearn[:20] or "unknown"
-    reads = f"this dlearn reads formats {FORMATS[0]} to {FORMATS[-1]}"
+    reads = f"this dlearn reads formats {FORMATS[0]} and {FORMATS[-1]}"
     raise TraceError(f"{here}; {reads}. The file was written by dlearn {wrote}: use that version.")
 
 

@@ -65,21 +65,20 @@ class Writer:
     def event(self, kind: type[Event], facts: dict[str, Any]) -> None:
         """Append an event; one that is like another before it as a short line. Raises OSError as `write` does."""
         short, pattern = self._remembered.begin(kind, facts)
-        if self._write(short or kind(**facts)) and pattern is not None:
+        if self.write(short or kind(**facts)) and pattern is not None:
             self._remembered.remember(pattern, facts["number"])
 
     def end(self, number: int, *, at_ns: int, by: str, error: str, **facts: Any) -> None:
         """Append the end of an event; in a short line if there is no more to it. Raises OSError as `write` does."""
         more = error or (facts and any(each is not None and each != () for each in facts.values()))
         short = None if more else end_line(number, at_ns, by)
-        self._write(short or End(event=number, at_ns=at_ns, by=by, error=error, **facts))
+        self.write(short or End(event=number, at_ns=at_ns, by=by, error=error, **facts))
 
-    def write(self, line: Line) -> None:
-        """Append one line. Raises OSError where the disk is full; the line counts as not written."""
-        self._write(line)
+    def write(self, line: Line | bytes) -> bool:
+        """Append a line. Return whether it stands in the file.
 
-    def _write(self, line: Line | bytes) -> bool:
-        """Append a line. Return whether it stands in the file."""
+        Raises OSError where the disk is full; the line counts as not written.
+        """
         if self._fd is None:
             header, self._waiting = self._waiting, None
             if header is None or isinstance(line, Footer):

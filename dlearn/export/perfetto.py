@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from dlearn.analysis.hanging.hang_report import missing_text
 from dlearn.analysis.telling.explanations import payload_text
+from dlearn.diagnosis.hang_report import missing_text
 from dlearn.events.event import Bucket, Event, Gradient, PhaseSpan, Span
 from dlearn.events.printable import printable
 from dlearn.join.ends import End, RpcEnd, payload_bytes

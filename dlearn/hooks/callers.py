@@ -14,6 +14,7 @@ import sys
 import sysconfig
 import tempfile
 import threading
+import traceback
 from concurrent import futures
 from concurrent.futures.thread import _WorkItem
 from contextlib import suppress
@@ -112,6 +113,16 @@ def install(emit: Emit) -> Undo:
 def site_of_thread(thread: int) -> str:
     """Return the line of user code that this thread is at, "train.py:31", or ""."""
     return _phase_and_site(sys._current_frames().get(thread))[1]
+
+
+def site_of_error(error: BaseException) -> str:
+    """Return the innermost line of user code that an exception came through, or ""."""
+    site = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        note = _notes.get(id(frame.f_code)) or _make_note(frame.f_code)
+        if note.own and note.site is not None:
+            site = f"{note.site}:{line}"
+    return site
 
 
 def _phase_and_site(frame: FrameType | None) -> tuple[str, str]:

@@ -135,16 +135,14 @@ class Phases:
     def __init__(self, host: Host) -> None:
         self.undo = Patches()
         self._emit, self._times = host, host.times
-        self._follows = False
         self._device: torch.device | None = None
         self._forward: WeakKeyDictionary[DistributedDataParallel, _Begun] = WeakKeyDictionary()
         self._optimizer: dict[int, _Begun] = {}
 
     def forward_begins(self, ddp: DistributedDataParallel) -> None:
-        if not self._follows:
-            self._follows = True
+        is_first, self._device = self._device is None, ddp.device
+        if is_first:
             self._follow()
-        self._device = ddp.device
         self._forward[ddp] = self._begins()
 
     @untraced

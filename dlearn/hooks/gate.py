@@ -170,18 +170,13 @@ def forget_rpc_timeout() -> None:
         _set_rpc_timeout(0)  # For ever.
 
 
-def meet(address: str, rank: int, size: int, emit: Host) -> None:
-    """Make every call of this process wait from now on."""
-    global current
-    forget_rpc_timeout()
-    current = Gate(address, emit)
-    current.meet(rank, size)
-
-
-def expect(address: str, emit: Host) -> None:
-    """Make every call of this process wait from now on; its rank is known with the first call."""
+def hold(address: str, emit: Host, rank: int | None = None, size: int | None = None) -> None:
+    """Make all calls of this process wait from now on; without a rank the first call reports it."""
     global current
     current = Gate(address, emit)
+    if rank is not None and size is not None:
+        forget_rpc_timeout()
+        current.meet(rank, size)
 
 
 def function_over() -> None:
@@ -225,7 +220,7 @@ _WAITS = (
 _SPINS = os.path.join(_DLEARN, "hooks", "mpi", "")
 """MPI asks repeatedly whether a message has arrived, and runs all the time that it waits."""
 _ENGINE = autograd_graph._engine_run_backward.__code__
-_HANDLER = internal._run_function.__code__
+_HANDLER = internal._run_function.__code__  # It runs a function that another rank called by RPC.
 
 
 def activity(*, function_over: bool) -> dict[str, Any]:
@@ -238,7 +233,10 @@ def activity(*, function_over: bool) -> dict[str, Any]:
     frames = sys._current_frames()
     main = frames.pop(threading.main_thread().ident or 0, None)
     computes = not function_over and main is not None and _computes(main)
-    serves = any(_computes(frame) for frame in frames.values() if _is_handler(frame))
+    serves = False
+    for innermost in frames.values():
+        is_called = any(frame.f_code is _HANDLER for frame, _ in walk_stack(innermost))
+        serves |= is_called and _computes(innermost)
     spins = main is not None and main.f_code.co_filename.startswith(_SPINS)
     return {"computes": computes, "serves": serves, "active_ns": 0 if spins else _active_ns()}
 
@@ -246,11 +244,6 @@ def activity(*, function_over: bool) -> dict[str, Any]:
 def _computes(frame: FrameType) -> bool:
     """Return whether a thread's innermost function is the program's, or torch's on one rank."""
     return frame.f_code is not _ENGINE and not frame.f_code.co_filename.startswith(_WAITS)
-
-
-def _is_handler(innermost: FrameType) -> bool:
-    """Return whether a thread runs a function that another rank called by RPC."""
-    return any(frame.f_code is _HANDLER for frame, _ in walk_stack(innermost))
 
 
 def _active_ns() -> int:

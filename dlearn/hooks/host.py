@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from dlearn.events.event import Counters
+from dlearn.events.event import RPC, Counters
 from dlearn.events.options import Options
 from dlearn.events.source import Emit
 from dlearn.hooks.c10d.groups import Groups
 from dlearn.hooks.cuda_times import CudaTimes
 from dlearn.hooks.network.clock import ClockServer
-from dlearn.hooks.network.sockets import RPC, Sockets
+from dlearn.hooks.network.sockets import Sockets
 from dlearn.hooks.rpc.rpc_agent_log import AgentLog
 
 
@@ -51,11 +51,6 @@ class Host(Emit, Protocol):
             self.event(Counters, sent_bytes=sent, received_bytes=received, still=still)
         except Exception as failure:
             self.failed("the counters of sockets", failure)
-
-    def count_phase(self) -> None:
-        """Do so with `measure="phase"`, as a phase of an iteration over RPC begins or ends."""
-        if self.options.measure == "phase":
-            self.count()
 
     def watch_rpc_sockets(self, *, opened: bool = False) -> None:
         """Take new connections for the agent's, if these are TCP. A cluster opens them first."""

@@ -22,7 +22,6 @@ from dlearn.join.tables.operation_table import BucketLabel
 UNKNOWN = "bucket unknown"
 USED_MAP = "DDP's map of used parameters"
 
-
 Tables = dict[int, dict[int, Bucket]]
 """The buckets that a process has shown so far: of each model, by their index."""
 

@@ -32,6 +32,11 @@ class Group(msgspec.Struct, frozen=True):
     default: bool
     wiring: Wiring | None = None
 
+    @property
+    def described(self) -> bool:
+        """Return whether its name says what it is for, as "dp 1"; an inner group's does not."""
+        return " " in self.name and not self.name.endswith(" steps")
+
 
 class RpcEnd(Event, tag="rpc end", frozen=True, kw_only=True):
     """One side of an RPC: the caller's until the reply has come, or the callee's from arrival to reply.
@@ -73,6 +78,11 @@ def tensors_of(call: End) -> tuple[TensorInfo, ...]:
 def bytes_of(tensors: Sequence[TensorInfo]) -> int:
     """Return the bytes that are handed to the transport of all of these."""
     return sum([tensor.payload_bytes for tensor in tensors])
+
+
+def logical_bytes(call: End) -> int:
+    """Return the logical bytes: of sparse tensors the same on all ranks."""
+    return sum([tensor.logical_bytes for tensor in tensors_of(call)])
 
 
 def payload_bytes(call: End) -> int:

@@ -14,6 +14,7 @@ from itertools import islice
 from dlearn.events.event import Collective
 from dlearn.join import gloo_schedules as algorithms
 from dlearn.join.gloo_schedules import Schedule, Send, one_after_another, ring_all_gather, star
+from dlearn.join.mismatch import ALL_TO_ALL, part_sizes
 from dlearn.join.wording import Fact, Reason, ReasonKind
 
 FRAME_BYTES = 48
@@ -75,9 +76,7 @@ def _all_to_all(calls: Sequence[Collective], ranks: int, itemsizes: tuple[int, .
         return unknown(ReasonKind.LONG_SCHEDULE, MOST_MESSAGES)
     rows = []
     for call in calls:
-        row = call.splits or tuple(tensor.payload_bytes for tensor in call.inputs)
-        if call.op == "all_to_all_single" and not call.splits:
-            row = (sum(row) // ranks,) * ranks
+        row = part_sizes(call, call.splits, call.inputs, ranks)
         if len(row) != ranks:
             return unknown(ReasonKind.WRONG_PARTS, len(row), ranks)
         rows.append(row)
@@ -98,7 +97,6 @@ def _itemsize(dtype: str) -> int:
 
 _ITEMSIZE = {"64": 8, "128": 16, "32": 4, "16": 2, "8": 1}
 _ROOTED = {"broadcast", "reduce", "gather", "scatter"}
-ALL_TO_ALL = {"all_to_all", "all_to_all_single"}
 
 
 @lru_cache(maxsize=64)  # A training loop repeats the same few operations.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TypeVar
 
 import numpy as np
 
@@ -15,8 +14,6 @@ from dlearn.join.rpc_messages import EndTable, with_rpc
 from dlearn.join.selection import Selection, once
 from dlearn.join.tables.operation_table import OperationTable
 from dlearn.join.tables.operations import Operations
-
-Answer = TypeVar("Answer")
 
 
 @once

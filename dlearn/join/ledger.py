@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple
 import msgspec
 import numpy as np
 
+from dlearn.events.event import RPC
 from dlearn.events.event_table import NONE, Column, Rows
 from dlearn.events.source import ServiceCall
 from dlearn.join import gloo
@@ -27,7 +28,7 @@ from dlearn.join.selection import Selection, once
 from dlearn.join.tables.message_table import Message
 from dlearn.join.tables.operation_table import Operation
 from dlearn.join.tables.operations import Operations
-from dlearn.join.wire import RPC, Edge, Meter, meters, outer_group
+from dlearn.join.wire import Edge, Meter, meters, outer_group
 from dlearn.join.wording import Reason, ReasonKind
 
 Counted = tuple["LedgerRow", int]
@@ -127,7 +128,8 @@ class Entries:
 
     def outside(self) -> list[Counted]:
         """Return what lies between no two samples, and how often it is there."""
-        return [(self.cells[cell], times) for cell, times in _counted(self.cell[self.section < 0])]
+        cells = Counter(self.cell[self.section < 0].tolist())
+        return [(self.cells[cell], times) for cell, times in cells.items()]
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,12 +142,9 @@ class Ledger:
 
     def called(self, rank: int, first: int, last: int) -> set[int]:
         """Return the operations, as rows, that this rank called between these two of its events."""
-        inside = [
-            self.entries.between(rank, section, section + 1)
-            for section, (start, end) in enumerate(pairwise(self.meters[rank].numbers))
-            if first <= start and end <= last
-        ]
-        return {row for part in inside for row in self.operations.rows[self.entries.operation[part]].tolist()}
+        begin, end = np.searchsorted(self.meters[rank].numbers, [first, last + 1])
+        part = self.entries.between(rank, int(begin), int(end) - 1)
+        return set(self.operations.rows[self.entries.operation[part]].tolist())
 
     @property
     def whole(self) -> list[SampleRange]:
@@ -167,7 +166,7 @@ class Ledger:
             # Entries stand in the order of sections: the last one of a cell is in the latest section.
             numbers, sections = self.entries.cell[part], self.entries.section[part].tolist()
             latest = dict(zip(numbers.tolist(), sections, strict=True))
-            for number, times in _counted(numbers):
+            for number, times in Counter(numbers.tolist()).items():
                 cell = self.entries.cells[number]
                 cells.append((cell, times))
                 if cell.unexplained is not None:
@@ -182,11 +181,6 @@ class Ledger:
     def unmeasured_pairs(self) -> list[Pair]:
         """Return what ranks without samples should have written."""
         return _pairs([each for each in self.entries.outside() if each[0].rank not in self.meters], {}, settled=True)
-
-
-def _counted(cells: Rows) -> list[tuple[int, int]]:
-    """Return each cell in the order of its first call, and how often it is there."""
-    return list(Counter(cells.tolist()).items())
 
 
 def _pairs(cells: Iterable[Counted], measured: Mapping[Connection, int | None], *, settled: bool) -> list[Pair]:
@@ -246,7 +240,7 @@ def ledger_of(trace: Selection) -> Ledger:
         if isinstance(one.ends[0], ServiceCall):
             continue  # Its connections are no process group's, and not counted.
         payload, predicted, reason = _prediction(one)
-        numbers = asked.table.events.number[asked.end_rows(places)]
+        numbers = asked.table.events.number[asked.table.end_rows(asked.rows[places])]
         for rank, column in {end.rank: column for column, end in enumerate(one.ends)}.items():
             # The connections are those of the group as this rank's file calls it.
             group = outer_group(processes[rank], (one.steps or (one,))[0].group.name)

@@ -20,19 +20,14 @@ import numpy as np
 
 from dlearn.events.event import Collective, GroupFact, PointToPoint
 from dlearn.events.event_table import WAS_REFUSED, EventTable, Mask, Rows
-from dlearn.events.mpi_facts import CANCELLED, PICKLED, OtherMpiCall
+from dlearn.events.mpi_facts import CANCELLED, OtherMpiCall
 from dlearn.events.process import Process
 from dlearn.events.wiring import Wiring
 from dlearn.join.columns import is_new, number_rows
-from dlearn.join.ends import End, Group, OperationClass, payload_bytes, tensors_of
+from dlearn.join.ends import Group, OperationClass, payload_bytes
+from dlearn.join.mismatch import mismatch_of_calls, mismatch_of_message
 from dlearn.join.tables.operation_table import OperationTable
-from dlearn.join.wording import Reason, ReasonKind
 
-_EQUAL_SIZES = {"all_reduce", "all_reduce_coalesced", "broadcast", "reduce"}
-_EQUAL_SIZES |= {"all_gather", "all_gather_single"}
-"""Collectives that every rank must call with as many bytes as the others."""
-_TOLD = 8
-"""Sizes or dtypes in the reason why calls do not fit together."""
 Groups = dict[tuple[int, str], Group]
 """By rank and by its name there."""
 
@@ -62,8 +57,7 @@ def match(processes: Sequence[Process], table: EventTable) -> OperationTable:
     alone, paired = _match_sends(table, groups, complete)
     came = _collectives(table, groups, complete)
     came.missing.update(_not_reached(table, groups, processes, came))
-    met = (alone, came, paired)
-    return _ordered(table, groups, met)
+    return _ordered(table, groups, (alone, came, paired))
 
 
 def _ordered(table: EventTable, groups: Groups, met: Sequence[_MatchedEnds]) -> OperationTable:
@@ -73,8 +67,7 @@ def _ordered(table: EventTable, groups: Groups, met: Sequence[_MatchedEnds]) -> 
     start_ns = np.minimum.reduceat(table.start_ns[end_row], first[:-1]) if len(counts) else np.empty(0, np.int64)
     sort = np.repeat(np.arange(len(met)), [len(each.order) for each in met])
     order = np.lexsort((np.concatenate([each.order for each in met]), sort, start_ns))
-    place = np.empty(len(order), np.intp)
-    place[order] = np.arange(len(order))
+    place = np.argsort(order)
     shifts = np.cumsum([0, *(len(each.order) for each in met)]).tolist()
     missing = {
         int(place[number + shift]): ranks
@@ -132,11 +125,6 @@ def _ranks_in_trace(absent: Iterable[int], processes: Sequence[Process]) -> dict
             known[each] = each if each not in taken else next(rank for rank in free if rank not in taken)
             taken.add(known[each])
     return known
-
-
-def member(group: Group, index: int | None) -> int | None:
-    """Return the rank of this member; None where there is none."""
-    return group.members[index] if index is not None and index < len(group.members) else None
 
 
 # Collectives ----------------------------------------------------------------------------------------------------------
@@ -232,7 +220,8 @@ def _match_sends(table: EventTable, groups: Groups, complete: set[int]) -> tuple
     is_recv = table.of_firsts(lambda first: isinstance(first, PointToPoint) and first.op == "recv")[rows]
     order = np.lexsort((table.number[rows], is_recv, channel))
     rows, channel, is_recv = rows[order], channel[order], is_recv[order]
-    turn = _turns(channel * 2 + is_recv)
+    line = channel * 2 + is_recv
+    turn = np.arange(len(line)) - np.searchsorted(line, line)
     turn = _by_place(table, rows, channel, is_recv, turn)
     order = np.lexsort((is_recv, turn, channel))
     rows, channel, is_recv, turn = rows[order], channel[order], is_recv[order], turn[order]
@@ -266,14 +255,10 @@ def _channel(event: PointToPoint, group: Group) -> Channel | None:
 
 def sides(event: PointToPoint, group: Group) -> tuple[int | None, int | None]:
     """Return sender and receiver of a call, as far as they are known."""
-    peer = member(group, event.peer) if event.error != CANCELLED else None
+    peer = None
+    if event.peer is not None and event.peer < len(group.members) and event.error != CANCELLED:
+        peer = group.members[event.peer]
     return (event.rank, peer) if event.op == "send" else (peer, event.rank)
-
-
-def _turns(line: Rows) -> Rows:
-    """Return the index of each in its line, where lines stand one after the other."""
-    begins = np.flatnonzero(np.diff(line, prepend=-1))
-    return np.arange(len(line)) - np.repeat(begins, np.diff(np.append(begins, len(line))))
 
 
 def _by_place(table: EventTable, rows: Rows, channel: Rows, is_recv: Mask, turn: Rows) -> Rows:
@@ -319,52 +304,13 @@ def _class_of(ends: Sequence[Collective | PointToPoint], groups: Groups) -> Oper
         return OperationClass(
             op="send" if sender is not None and receiver is not None else first.op,
             group=group,
-            mismatch=_mismatch_of_send(first, ends[1]) if len(ends) == 2 else None,
+            mismatch=mismatch_of_message(first, ends[1], group.backend) if len(ends) == 2 else None,
             sender=sender,
             receiver=receiver,
             payload_bytes=payload_bytes(first),
         )
     calls = [end for end in ends if isinstance(end, Collective)]
-    ops = list(dict.fromkeys([end.op for end in calls]))
+    op = "/".join(dict.fromkeys([end.op for end in calls]))
     role = next((end for end in calls if end.inputs), first).role
-    mismatch = _mismatch_of_calls(calls, ops)
-    return OperationClass(op="/".join(ops), group=group, mismatch=mismatch, role=role)
-
-
-def _mismatch_of_send(send: End, recv: End) -> Reason | None:
-    """Return why a send does not fit its recv; None where it does."""
-    if tensors_of(send) == tensors_of(recv):  # Of a million, nearly all.
-        return None
-    given, room = payload_bytes(send), payload_bytes(recv)
-    return Reason.of(ReasonKind.SMALL_BUFFER, given, room) if given > room else None
-
-
-def _mismatch_of_calls(ends: Sequence[End], ops: Sequence[str]) -> Reason | None:
-    """Return why the calls of a collective do not fit together; None where they do."""
-    if len({end.rank for end in ends}) < len(ends):
-        return Reason.of(ReasonKind.RANK_TWICE)
-    if len(ops) > 1:
-        return Reason.of(ReasonKind.DIFFERENT_OPS, tuple(ops))
-    # Of Python objects each rank's are as large as they are.
-    objects = any(tensor.dtype == PICKLED for end in ends for tensor in tensors_of(end))
-    comparable = ops[0] in _EQUAL_SIZES and not objects
-    if comparable and len({_logical_bytes(end) for end in ends}) > 1:
-        sizes = list(dict.fromkeys(map(_logical_bytes, ends)))
-        return Reason.of(ReasonKind.DIFFERENT_SIZES, tuple(sizes[:_TOLD]))
-    first = tensors_of(ends[0])
-    if comparable and any(tensors_of(end) != first for end in ends):
-        types = list(dict.fromkeys(map(_dtypes, ends)))
-        if len(types) > 1:
-            return Reason.of(ReasonKind.DIFFERENT_DTYPES, tuple(types[:_TOLD]))
-    if len({end.root for end in ends if isinstance(end, Collective)}) > 1:
-        return Reason.of(ReasonKind.DIFFERENT_ROOTS)
-    return None
-
-
-def _logical_bytes(call: End) -> int:
-    """Return the logical bytes: of sparse tensors the same on all ranks."""
-    return sum([tensor.logical_bytes for tensor in tensors_of(call)])
-
-
-def _dtypes(call: End) -> str:
-    return "+".join(dict.fromkeys(tensor.dtype for tensor in tensors_of(call)))
+    mismatch = mismatch_of_calls(calls, group.members)
+    return OperationClass(op=op, group=group, mismatch=mismatch, role=role)

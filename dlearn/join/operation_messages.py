@@ -21,6 +21,7 @@ from dlearn.events.source import ServiceCall, in_use
 from dlearn.join import gloo, nccl_rings
 from dlearn.join.ends import How, bytes_of
 from dlearn.join.gloo_schedules import Schedule, Send
+from dlearn.join.mismatch import ALL_TO_ALL, MPI
 from dlearn.join.rpc_messages import EndTable, messages_of_exchange, why_nothing_sent
 from dlearn.join.tables.message_table import AS_ITS_OPERATION, HOWS, Content, Message, MessageColumns, together
 from dlearn.join.tables.operation_table import Operation, TransferTimes
@@ -84,8 +85,6 @@ def columns_of_calls(asked: Operations) -> tuple[MessageColumns, list[Content]]:
 def times_of_calls(asked: Operations) -> np.ndarray:
     """Return when requests (step 0) and replies (1) of calls were sent and received: [operations, 2, 2] in ns."""
     sent, _ = columns_of_calls(asked)
-    if not len(sent.src):
-        return np.broadcast_to(NONE, (len(asked), 2, 2))
     times = np.full((len(asked), 2, 2), NONE)
     times[sent.operation, sent.step] = np.column_stack([sent.sent_ns, sent.received_ns])
     return times
@@ -215,10 +214,10 @@ def _schedule(operation: Operation) -> Schedule:
         return Schedule(unknown=operation.mismatch)
     if not members:
         return gloo.unknown(ReasonKind.GROUP_LOST)
-    if backend in ("mpi4py", "MPI"):
+    if backend in MPI:
         return gloo.unknown(ReasonKind.MPI_CHOOSES)
     # torch sends each part of an all-to-all by NCCL's send and recv (torch/csrc/cuda/nccl.cpp): straight to its rank.
-    straight = backend == "nccl" and operation.op in gloo.ALL_TO_ALL
+    straight = backend == "nccl" and operation.op in ALL_TO_ALL
     wiring = operation.group.wiring if backend == "nccl" and not straight else None
     if backend != "gloo" and not straight and wiring is None and (source is None or not source.schedule):
         return gloo.unknown(ReasonKind.NO_SCHEDULE, backend, operation.op)

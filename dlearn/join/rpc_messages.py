@@ -212,8 +212,7 @@ def messages_of_exchange(operation: Operation, exchange: RpcExchange) -> Iterato
     tensors, packed = reply_tensors(exchange), _packed_reply(exchange)
     # A C++ call's result never passes Python.
     unseen = call is not None and call.flavour != "python" and call.op != "remote"
-    if call is not None and call.function in OPTIMIZER_STEPS:
-        unseen = False
+    unseen &= call is None or call.function not in OPTIMIZER_STEPS
     says_nothing = not tensors and (reply is None or reply.pickled_bytes <= NONE_PICKLED)
     yield replace(
         request,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from dlearn.events.event import Counters
+from dlearn.events.event import NO_GROUP, RPC, UNKNOWN_GROUP, Counters
 from dlearn.events.process import Process
 from dlearn.join.selection import Selection, once
 
@@ -66,6 +66,16 @@ def unattributed_bytes(trace: Selection) -> Counter[tuple[int, int]]:
     return +found
 
 
+def peers_by_group(trace: Selection) -> dict[tuple[int, str], set[int]]:
+    """Return the ranks that each rank's connections lead to, by rank and its name of the group."""
+    far, peers = _far_ends(trace.processes), defaultdict[tuple[int, str], set[int]](set)
+    for process in trace.processes:
+        for number, socket in process.sockets.items():
+            if (process.rank, number) in far:
+                peers[process.rank, socket.group].add(far[process.rank, number])
+    return peers
+
+
 def outer_group(process: Process, group: str) -> str:
     """Return the group whose connections this one uses: of an inner group, the outer."""
     if group == RPC:
@@ -91,14 +101,6 @@ def why_not_measured(trace: Selection) -> str:
             return "RPC's own transports on one host go past the sockets; Cluster(rpc=True) sends everything by TCP"
         return "the trace holds no socket counters"
     return "fewer than two samples of the socket counters lie in this part of the trace"
-
-
-UNKNOWN_GROUP = "?"
-"""Of connections that are older than the recording, where the process has several groups."""
-NO_GROUP = ""
-"""Of connections that were made beside the groups that are known."""
-RPC = "rpc"
-"""The group of the connections of RPC's agent."""
 
 
 def _meter(process: Process, samples: Sequence[Counters], far: dict[tuple[int, int], int]) -> Meter:

@@ -29,7 +29,11 @@ class ReasonKind(Enum):
     DIFFERENT_SIZES = "the ranks called it with different sizes: {} B"
     DIFFERENT_DTYPES = "the ranks called it with different dtypes: {}"
     DIFFERENT_ROOTS = "the ranks called it with different roots"
+    DIFFERENT_PARTS = "a rank sends another not as much as that one takes"
     SMALL_BUFFER = "sends {} B into a buffer of {} B"
+    LARGE_BUFFER = "sends {} B into a larger buffer of {} B"
+    OTHER_DTYPE = "sent as {}, received as {}"
+    OTHER_ORDER = "sent and received with another order of dimensions"
 
     GROUP_LOST = "the line that describes its process group is lost"
     TAKEN_BACK = "a {} that the program took back"
@@ -99,6 +103,11 @@ def tensor_text(tensor: TensorInfo, dimensions: Sequence[int | str] = ()) -> str
 def tensors_text(tensors: tuple[TensorInfo, ...]) -> str:
     """Write "float32[8, 3], int64[8]": the first few."""
     return first_few([tensor_text(each) for each in tensors], TENSORS_NAMED)
+
+
+def dtypes_text(tensors: Sequence[TensorInfo]) -> str:
+    """Write "float32", of tensors of several dtypes "float32+int64"."""
+    return "+".join(dict.fromkeys(tensor.dtype for tensor in tensors))
 
 
 @lru_cache

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple
 
-from dlearn.analysis.hanging.hang_detection import hangs
-from dlearn.analysis.telling.post_mortem import story
 from dlearn.cluster import Cluster
 from dlearn.cluster.run import Run
+from dlearn.diagnosis.hang_detection import hangs
+from dlearn.diagnosis.post_mortem import story
 from dlearn.events.site import file_label
 from dlearn.lessons import hangs as halls
 from dlearn.shown import Table
@@ -79,7 +79,8 @@ _MAKERS = tuple(
 _CALLS = ("all_reduce #* (<.backward()>)", "all_reduce #* (bucket *: *; <.backward()>)")
 """Of two buckets, and of one."""
 _OUT_OF_ORDER = tuple(
-    f"{who} in {call}; the ranks called it with different sizes: *, * B; rank 0 called it {first}, rank 1 {second}**"
+    f"{who} in {call}; the ranks called it with different sizes: * B on rank 0, * B on rank 1;"
+    f" rank 0 called it {first}, rank 1 {second}**"
     for call in _CALLS
     for who in ("rank 0 waits", "rank 1 waits", "rank 0 and rank 1 wait")
     for first in _MAKERS
@@ -135,15 +136,15 @@ EXHIBITS = (
         halls.swapped_of_different_shape,
         "the same, and one is larger",
         "rank 0 and rank 1 wait in all_reduce #1 (<dist.all_reduce(loss)  # first>); the ranks called it with different"
-        " sizes: 4, 4,096 B; rank 0 called all_reduce at <dist.all_reduce(loss)  # first>, rank 1 at"
-        " <dist.all_reduce(gradient)  # first>",
+        " sizes: 4 B on rank 0, 4,096 B on rank 1; rank 0 called all_reduce at <dist.all_reduce(loss)  # first>,"
+        " rank 1 at <dist.all_reduce(gradient)  # first>",
         ends="dies",
     ),
     Exhibit(
         halls.different_dtype,
         "float32 on one rank, int32 on the other",
-        "Observed: all_reduce #1 went through, and the ranks called it with different dtypes: float32, int32:"
-        " its results mean nothing",
+        "Observed: all_reduce #1 went through, and the ranks called it with different dtypes: float32 on rank 0,"
+        " int32 on rank 1: its results mean nothing",
         ends="wrong",
     ),
     Exhibit(
@@ -289,9 +290,8 @@ def bare(shown: Exhibit, *, detail: bool = False) -> str:
     said = [f"rank {rank}: {run.results[rank]}" for rank in ranks if rank in run.results]
     if run.error is not None and "SIG" in run.error.what:
         return "\n".join([*(_shortened(line) for line in run.error.what.splitlines()), *said])
-    return "\n".join(
-        [*said, *(f"rank {rank}: nothing, until it is ended" for rank in ranks if rank not in run.results)]
-    )
+    silent = [rank for rank in ranks if rank not in run.results]
+    return "\n".join([*said, *(f"rank {rank}: nothing, until it is ended" for rank in silent)])
 
 
 def _bare(job: Callable[[], object], *, rpc: bool, detail: bool) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from dlearn.events import event as seen
-from dlearn.events.event import FORMAT, Collective, PointToPoint, RpcCall, Span
+from dlearn.events.event import Collective, PointToPoint, RpcCall, Span
 from dlearn.events.job_facts import AnyLine
 from dlearn.events.short_lines import COMMON, layout
 
@@ -126,7 +126,7 @@ class Follower:
             self._end(numbers[0], numbers[1])
             return
         if isinstance(call := self.first[numbers[0]], Call):
-            names = (*COMMON, *layout(call, FORMAT))
+            names = (*COMMON, *layout(call))
             own = zip(names, numbers[1:], strict=True)
             fields = {name: value for name, value in own if "." not in name}
             self._begin(msgspec.structs.replace(call, **fields))

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dlearn.analysis.hanging.hang_detection import Hang, hangs, last_seen
-from dlearn.analysis.hanging.hang_report import report
+from dlearn.diagnosis.hang_detection import Hang, hangs, last_seen
+from dlearn.diagnosis.hang_report import report
 from dlearn.errors import TraceError
 from dlearn.events.event import Collective, RpcCall
 from dlearn.events.printable import printable

@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Self
 
-from dlearn.analysis.hanging.hang_detection import exit_text, hangs, inside
-from dlearn.analysis.hanging.hang_report import call_text, report
+from dlearn.diagnosis.hang_detection import exit_text, hangs, inside
+from dlearn.diagnosis.hang_report import call_text, report
 from dlearn.errors import DlearnError, TraceError
 from dlearn.live.gate_server import Activity, GateServer, Name, Passed, PausedCall
 from dlearn.live.live_rows import waits_for_a_call

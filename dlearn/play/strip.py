@@ -46,7 +46,7 @@ class Strip(Page):
         self.steps = step_times(trace)
         calls = len(operations(trace).calls)
         counted = f"{count_text(calls, 'call')} of {count_text(len(trace.ranks), 'rank')}"
-        finding = f": {self.steps.finding}" if self.steps.titles else ""
+        finding = f": {self.steps.finding}" if self.steps.steps else ""
         self.title = printable(f"{counted}{finding}")
         data = pack(*strip_facts(trace, self.steps))
         self.snippet = frame("strip", name_for(self.title, data), self.title, _BODY, data)
@@ -55,7 +55,7 @@ class Strip(Page):
     def _repr_html_(self) -> str:
         """Return the page with a picture, for a notebook that runs no scripts, as one that is not trusted yet."""
         with closed_after():
-            axes = draw.steps(self._trace) if self.steps.titles else draw.timeline(self._trace)
+            axes = draw.steps(self._trace) if self.steps.steps else draw.timeline(self._trace)
             picture = image(str(axes.get_label()), svg_of(axes))
         return self.snippet.replace("</p>", f"</p>{picture}", 1)
 
@@ -100,8 +100,8 @@ def strip_facts(trace: Trace, steps: RunSteps) -> tuple[dict[str, Any], dict[str
     def units(at_ns: int) -> int:
         return (at_ns - begin_ns) // unit_ns
 
-    for number, title in enumerate(steps.titles):
-        cells = _cells(steps.steps[number].cells, shades[number], lanes, units, last_ns)
+    for step, shade in zip(steps.steps, shades, strict=True):
+        title, cells = step.title, _cells(step.cells, shade, lanes, units, last_ns)
         begins, ends = [cell[1] for cell in cells], [cell[2] for cell in cells]
         titled.append([printable(title), min(begins), max(ends) + 1, spans.get(title, -1)])
         heat += cells
@@ -202,7 +202,7 @@ def _in_steps(trace: Trace, shown: Operations, steps: RunSteps) -> tuple[dict[st
 
     It lies there as for `Trace.within`: one of its calls does. With RPC the page selects by time.
     """
-    spans = [] if trace.rpc.exchanges else [title for title in steps.titles if title in trace.spans]
+    spans = [one.title for one in steps.steps if one.title in trace.spans and not trace.rpc.exchanges]
     named = {title: number for number, title in enumerate(spans)}
     table = shown.table.events
     inside = table.of_firsts(lambda event: named.get(event.name, -1) if isinstance(event, Span) else -1, np.int64)

@@ -7,6 +7,7 @@ file, and undoes everything at the end.
 from __future__ import annotations
 
 import atexit
+import itertools
 import os
 import socket
 import time
@@ -72,6 +73,9 @@ def record(
     recording = start(Path(folder), header=header, options=options)
     try:
         yield
+    except Exception as error:
+        recording.raised(error)
+        raise
     finally:
         recording.stop()
 
@@ -142,8 +146,9 @@ def _noted(
 
 def step(number: int, *, offset_bytes: int, whole_bytes: int) -> AbstractContextManager[None]:
     """Mark what this thread sends inside as step `number`, at this offset, of its collective."""
-    facts = {"step": number, "offset_bytes": offset_bytes, "whole_bytes": whole_bytes}
-    return nullcontext() if _active is None else _active.step(facts)
+    if _active is None:
+        return nullcontext()
+    return _active.step(step=number, offset_bytes=offset_bytes, whole_bytes=whole_bytes)
 
 
 def start(
@@ -165,15 +170,13 @@ def start(
     global _active, _followed
     if _active is not None:
         raise TraceError("this process is being recorded already: end the other recording first.")
-    path = _file_of(folder, header)
-    if follow:
-        path = own_path(path)
-    else:
+    if not follow:
         refuse_other_traces(folder, header)
+    path = _path_of(folder, header, free=follow)
     facts = {"sorted_stderr": sorted_stderr, "alone": alone, "lazy": lazy}
     _active = Recording(path, header, options or Options(), **facts)
     _followed = header if follow else None
-    atexit.register(_active.stop)
+    atexit.register(_active.exiting)
     _active.undo.callback(_forget, _active)
     return _active
 
@@ -186,7 +189,7 @@ def leave() -> None:
 
 def _forget(recording: Recording) -> None:
     global _active
-    atexit.unregister(recording.stop)
+    atexit.unregister(recording.exiting)
     if _active is recording:
         _active = None
 
@@ -200,7 +203,7 @@ def _after_fork() -> None:
         _active = None
     else:
         header = make_header(job=_followed.job)
-        _active.go_on_in_child(header, own_path(_file_of(_active.path.parent, header)))
+        _active.go_on_in_child(header, _path_of(_active.path.parent, header, free=True))
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -227,17 +230,12 @@ def make_header(*, job: str, rank: int | None = None, name: str = "", world_size
     )
 
 
-def _file_of(folder: Path, header: Header) -> Path:
-    return folder / f"{header.host}-{header.pid}.jsonl"
-
-
-def own_path(path: Path) -> Path:
-    """Return `path`, or a free one beside it: after `exec` a program has the same pid."""
-    number, free = 1, path
-    while free.exists():
-        number += 1
-        free = path.with_name(f"{path.stem}-{number}{path.suffix}")
-    return free
+def _path_of(folder: Path, header: Header, *, free: bool) -> Path:
+    """Return this process's file, or a `free` one beside it: `exec` keeps the pid of a program."""
+    name = f"{header.host}-{header.pid}"
+    others = (folder / f"{name}-{number}.jsonl" for number in itertools.count(2))
+    paths = itertools.chain([folder / f"{name}.jsonl"], others)
+    return next(path for path in paths if not (free and path.exists()))
 
 
 def refuse_other_traces(folder: Path, header: Header) -> None:
@@ -254,10 +252,8 @@ def refuse_other_traces(folder: Path, header: Header) -> None:
         again = other.rank is not None and (other.rank, other.restart) == (header.rank, header.restart)
         same = header.job != "" and other.job == header.job
         if again or not (same or _may_be_one_job(path, other, header)):
-            raise TraceError(
-                f"{folder} holds a trace of another job already ({path.name}); nothing is overwritten."
-                " Give another folder."
-            )
+            holds = f"{folder} holds a trace of another job already ({path.name})"
+            raise TraceError(f"{holds}; nothing is overwritten. Give another folder.")
 
 
 def _may_be_one_job(path: Path, other: Header, header: Header) -> bool:
@@ -270,15 +266,10 @@ def _may_be_one_job(path: Path, other: Header, header: Header) -> bool:
         return True
     if (header.job and other.job) or file.joined or file.footer is not None:
         return False
-    return other.clock != header.clock or _runs(other.pid)
-
-
-def _runs(pid: int) -> bool:
-    """Return whether there is such a process on this host."""
+    if other.clock != header.clock:
+        return True  # Whether it runs on another host is not known.
     try:
-        os.kill(pid, 0)
-    except PermissionError:
-        return True  # It is another user's.
-    except ProcessLookupError:
-        return False
+        os.kill(other.pid, 0)
+    except OSError as error:
+        return isinstance(error, PermissionError)  # It runs, and is another user's.
     return True

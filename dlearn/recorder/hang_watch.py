@@ -1,4 +1,4 @@
-"""Prints the sentence of a hang (analysis/hanging/hang_report.py) while it lasts: who waits for whom, at which call.
+"""Prints the sentence of a hang (diagnosis/hang_report.py) while it lasts: who waits for whom, at which call.
 
 A thread looks now and then whether anything was reported. If nothing was for a while, it notes where the program is. If
 the program is inside a call as well, it reads the files of all processes of this host, and the lowest of the ranks that
@@ -66,8 +66,8 @@ class HangWatch:
 
     def _report(self, seconds: float) -> None:
         # Only now: what reads traces is not loaded in a process that records one.
-        from dlearn.analysis.hanging.hang_detection import hangs
-        from dlearn.analysis.hanging.hang_report import report
+        from dlearn.diagnosis.hang_detection import hangs
+        from dlearn.diagnosis.hang_report import report
         from dlearn.trace import Trace
 
         try:

@@ -29,7 +29,7 @@ from dlearn.events.event import (
     RpcCall,
     Span,
 )
-from dlearn.events.job_facts import RETURNED, Heartbeat
+from dlearn.events.job_facts import EXITED, RETURNED, Heartbeat
 from dlearn.events.mpi_facts import ANY_TAG
 from dlearn.events.options import Options
 from dlearn.events.source import Source, describe, find
@@ -37,11 +37,12 @@ from dlearn.events.writer import Writer
 from dlearn.hooks import ddp, gate
 from dlearn.hooks.c10d import collectives
 from dlearn.hooks.c10d.groups import Groups
+from dlearn.hooks.callers import site_of_error
 from dlearn.hooks.cuda_times import CudaTimes
 from dlearn.hooks.host import Host
 from dlearn.hooks.mpi import mpi_hook
 from dlearn.hooks.network.clock import ClockServer, gather
-from dlearn.hooks.network.sockets import NO_GROUP, Sockets
+from dlearn.hooks.network.sockets import Sockets
 from dlearn.hooks.patches import guarded
 from dlearn.hooks.rpc import rpc_hook
 from dlearn.hooks.rpc.rpc_agent_log import AgentLog
@@ -133,10 +134,7 @@ class Recording(Host):
             facts.setdefault("parent", spans[-1])
         if thread != self._owner:
             facts.setdefault("thread", threading.current_thread().name)
-        try:
-            self._writer.event(kind, facts)
-        except OSError as error:
-            self._refused(error)
+        self._write(self._writer.event, kind, facts)
         if gate.current is not None:
             gate.current.noted()
         self.last_ns = now
@@ -151,9 +149,7 @@ class Recording(Host):
         self.waiting.pop(number, None)
         self._under_way.discard(number)
         try:
-            self._writer.end(number, at_ns=now, by=by, error=error, **facts)
-        except OSError as refusal:
-            self._refused(refusal)
+            self._write(self._writer.end, number, at_ns=now, by=by, error=error, **facts)
         except Exception as failure:
             self.failed("the end of an operation", failure)
 
@@ -169,35 +165,46 @@ class Recording(Host):
         return ended
 
     def fact(self, line: Line) -> None:
-        try:
-            self._writer.write(line)
-        except OSError as error:
-            self._refused(error)
+        self._write(self._writer.write, line)
 
-    def _refused(self, error: OSError) -> None:
-        """Say once that the system refused a line, which is counted: the program goes on."""
-        if not self._writer.begun:
-            raise error  # There is no file that could say so.
-        if not self._said_refused:
-            self._said_refused = True
-            print(
-                f"dlearn: a line of the trace could not be written ({error.strerror}). The program goes on;"
-                " such lines are counted, and the trace says how many they are.",
-                file=sys.stderr,
-            )
+    def _write(self, write: Callable[..., object], *what: Any, **facts: Any) -> None:
+        """Write a line; if the system refuses it, which is counted, say so once: the program goes on."""
+        try:
+            write(*what, **facts)
+        except OSError as error:
+            if not self._writer.begun:
+                raise  # There is no file that could say so.
+            if not self._said_refused:
+                self._said_refused = True
+                problem = f"a line of the trace could not be written ({error.strerror})"
+                others = "such lines are counted, and the trace says how many they are"
+                print(f"dlearn: {problem}. The program goes on; {others}.", file=sys.stderr)
 
     def function_ended(self, error: str) -> None:
         """Note that the function that a cluster called has returned, or raised `error`."""
         self.fact(Heartbeat(at_ns=_clock(), ended=error or RETURNED))
 
+    def exiting(self) -> None:
+        """Note how the script ends, as the process exits, and end the recording."""
+        error = getattr(sys, "last_value", None)
+        if error is not None:
+            self.raised(error)
+        elif self._writer.begun:
+            self.fact(Heartbeat(at_ns=_clock(), ended=EXITED))
+        self.stop()
+
+    def raised(self, error: BaseException) -> None:
+        """Note an exception that ends the process, with the innermost line of user code in it."""
+        if self._writer.begun:
+            site = site_of_error(error)
+            self.fact(Heartbeat(at_ns=_clock(), ended=type(error).__name__, site=site))
+
     def failed(self, where: str, error: Exception) -> None:
         self._hook_errors += 1
         if self._hook_errors == 1:
-            print(
-                f"dlearn: could not record {where} ({type(error).__name__}: {error}). The program goes on;"
-                " further failures are only counted.",
-                file=sys.stderr,
-            )
+            problem = f"could not record {where} ({type(error).__name__}: {error})"
+            others = "further failures are only counted"
+            print(f"dlearn: {problem}. The program goes on; {others}.", file=sys.stderr)
 
     def dropped(self) -> None:
         self._works_dropped += 1
@@ -277,7 +284,7 @@ class Recording(Host):
         return True
 
     @contextmanager
-    def step(self, facts: dict[str, Any]) -> Iterator[None]:
+    def step(self, **facts: int) -> Iterator[None]:
         """Add these facts to what this thread sends inside: which step of its collective it is."""
         self._steps[threading.get_ident()] = facts
         try:
@@ -304,7 +311,7 @@ class Recording(Host):
         while self._posted:
             self.end(self._posted.pop(), by=NOT_OBSERVED)
         if self._writer.begun:
-            self.sockets.watch(NO_GROUP)
+            self.sockets.watch()
         self.count()
         facts = {"works_dropped": self._works_dropped, "left_out": self._left_out}
         try:

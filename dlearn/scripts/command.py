@@ -18,11 +18,10 @@ from typing import Any, NoReturn
 import msgspec
 
 from dlearn.errors import SetupError, WrongArguments, optional
-from dlearn.events.job_facts import Exit
-from dlearn.events.source import find
-from dlearn.events.writer import note_end
+from dlearn.events.options import Options
+from dlearn.scripts.attach import Order
+from dlearn.scripts.exits import note_exit, watch_exits
 from dlearn.scripts.live_terminal import live_rows
-from dlearn.scripts.order import Order
 from dlearn.scripts.prompt import paused_at_a_prompt
 from dlearn.scripts.wired import WiredRun
 
@@ -53,27 +52,19 @@ def run(arguments: Sequence[str]) -> int:
     by_torchrun = rest[0].startswith("-") and rest[0] not in _MODULE
     names = [word.split("=")[0].replace("_", "-") for word in rest]
     several_hosts = by_torchrun and "--nnodes" in names
-    if "--hold" in own and (several_hosts or "--live" in own or sys.platform == "win32"):
+    if "--hold" in own and (several_hosts or "--live" in own):
         raise WrongArguments("dlearn run --hold is for the ranks of one host (without --nnodes), and without --live.")
-    folder = Path(own.get("--trace") or _default_folder(rest)).resolve()
-    order = Order(
-        folder=str(folder),
-        job="" if several_hosts else f"{socket.gethostname()}-{secrets.token_hex(4)}",
-        launcher=os.getpid(),
-        graph="--graph" in own,
-        steps=_steps(own.get("--steps")),
-        hang_after=_seconds(own.get("--hang-after", "60")),
-        gather="--gather" in own,
-        sources=_sources(own.get("--sources", "")),
-    )
-    made = _make(folder)
+    script = next((Path(word).stem for word in rest if word.endswith(".py")), "run")
+    default = f"traces/{script}-{time.strftime('%Y%m%d-%H%M%S')}"
+    folder = Path(own.get("--trace") or default).resolve()
+    job = "" if several_hosts else f"{socket.gethostname()}-{secrets.token_hex(4)}"
+    steps = _steps(own["--steps"]) if "--steps" in own else None
+    order = Order(str(folder), job, launcher=os.getpid(), options=_options(own), steps=steps)
+    made = _claim(folder, several_hosts=several_hosts)
     try:
-        if not several_hosts and sys.platform != "win32":
-            _lock(folder)
-        _refuse_old_trace(folder, several_hosts=several_hosts)
         args = _arguments_of_torchrun(rest) if by_torchrun else None
-        status, ended = _run_script(rest, args, own, order)
-        _say_what_was_recorded(folder, ended, alone=not by_torchrun)
+        status = _run_script(rest, args, own, order)
+        _say_what_was_recorded(folder, alone=not by_torchrun)
     finally:
         for new in made:
             with suppress(OSError):  # It holds a trace.
@@ -83,22 +74,19 @@ def run(arguments: Sequence[str]) -> int:
     return status
 
 
-def _run_script(rest: Sequence[str], args: Any, own: dict[str, str], order: Order) -> tuple[int, dict[int, int]]:
-    """Run the script inside what the options ask for. Return its status, and how processes ended."""
-    folder, wired = Path(order.folder), None
+def _run_script(rest: Sequence[str], args: Any, own: dict[str, str], order: Order) -> int:
+    """Run the script inside what the options ask for, and return its status."""
+    folder = Path(order.folder)
     with ExitStack() as around:
         if "--network" in own:
-            wired = around.enter_context(WiredRun(own["--network"], args, folder))
+            around.enter_context(WiredRun(own["--network"], args, folder))
         if "--live" in own:
             around.enter_context(live_rows(folder))
         if "--hold" in own:
             gate = around.enter_context(paused_at_a_prompt(folder)).gate_server.address
             order = msgspec.structs.replace(order, gate=gate)
         os.environ.update(order.environment())
-        status, ended = _python(rest) if args is None else _torchrun(args)
-        if wired is not None:
-            wired.note()
-    return status, ended
+        return _python(rest, folder) if args is None else _torchrun(args, folder)
 
 
 _WITH_VALUE = ("--trace", "--steps", "--hang-after", "--sources", "--network")
@@ -159,9 +147,19 @@ def _arguments_of_torchrun(rest: Sequence[str]) -> Any:
     return args
 
 
-def _steps(text: str | None) -> tuple[int, int] | None:
-    if text is None:
-        return None
+def _options(own: dict[str, str]) -> dict[str, Any]:
+    """Return the options of each rank's recording; what is wrong is said now, not by each rank."""
+    options: dict[str, Any] = {"graph": "--graph" in own, "gather": "--gather" in own}
+    options["hang_after"] = _seconds(own.get("--hang-after", "60"))
+    options["sources"] = [name for name in own.get("--sources", "").split(",") if name]
+    try:
+        Options(**options)
+    except SetupError as error:
+        raise WrongArguments(f"dlearn run --sources: {error}") from None
+    return options
+
+
+def _steps(text: str) -> tuple[int, int]:
     first, _, last = text.partition(":")
     if first.isdecimal() and last.isdecimal() and int(first) < int(last):
         return int(first), int(last)
@@ -176,23 +174,14 @@ def _seconds(text: str) -> float | None:
     raise WrongArguments(f"dlearn run --hang-after is a number of seconds, 0 for never, not {text!r}.")
 
 
-def _sources(text: str) -> tuple[str, ...]:
-    names = tuple(filter(None, text.split(",")))
-    try:
-        for name in names:
-            find(name)  # Better said now than by each rank.
-    except SetupError as error:
-        raise WrongArguments(f"dlearn run --sources: {error}") from None
-    return names
+def _claim(folder: Path, *, several_hosts: bool) -> list[Path]:
+    """Make the folder for this run alone. Return the folders that are new, the innermost first.
 
+    Raise WrongArguments if that cannot be, or it holds a trace; on a shared disk, one of this host.
+    Other runs are kept out until this process ends: the system unlocks the folder then.
+    """
+    import fcntl  # Windows, where traces can be read, has none.
 
-def _default_folder(rest: Sequence[str]) -> str:
-    name = next((Path(word).stem for word in rest if word.endswith(".py")), "run")
-    return f"traces/{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-
-
-def _make(folder: Path) -> list[Path]:
-    """Make the folder before the job runs. Return the new folders, the innermost first."""
     try:
         new = [path for path in (folder, *folder.parents) if not path.exists()]
         folder.mkdir(parents=True, exist_ok=True)
@@ -200,30 +189,21 @@ def _make(folder: Path) -> list[Path]:
         raise WrongArguments(f"the folder {folder} cannot be made: {error.strerror}. Give another --trace.") from None
     if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
         raise WrongArguments(f"nothing can be written into the folder {folder}. Give another --trace.")
-    return new
-
-
-def _lock(folder: Path) -> None:
-    """Keep other runs out of the folder until this process ends: the system unlocks it then."""
-    import fcntl
-
     try:
-        fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not several_hosts:
+            fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise WrongArguments(f"another run writes into {folder} now. Give another --trace.") from None
     except OSError:
-        return  # A network's disk that has no locks.
-
-
-def _refuse_old_trace(folder: Path, *, several_hosts: bool) -> None:
-    """Raise WrongArguments if the folder holds a trace; on a shared disk, one of this host."""
+        pass  # A network's disk that has no locks.
     for old in folder.glob(f"{socket.gethostname()}-*.jsonl" if several_hosts else "*.jsonl"):
         holds = f"{folder} holds a trace already ({old.name})"
         raise WrongArguments(f"{holds}; nothing is overwritten. Give another --trace.")
+    return new
 
 
-def _python(rest: Sequence[str]) -> tuple[int, dict[int, int]]:
-    """Run the script as `python script.py` does. Return its exit status, and how its process ended."""
+def _python(rest: Sequence[str], folder: Path) -> int:
+    """Run the script as `python script.py` does. Return its exit status, and note it in its file."""
     if rest[0] in _MODULE:
         rest = ["-m", *rest[1:]]  # Python does not know the long name.
     else:
@@ -234,14 +214,12 @@ def _python(rest: Sequence[str]) -> tuple[int, dict[int, int]]:
         if number != signal.SIGINT or not _in_front_of_a_terminal():
             child.send_signal(number)
 
-    forwarded = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, forward) for number in forwarded}
-    try:
+    with ExitStack() as before:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            before.callback(signal.signal, number, signal.signal(number, forward))
         status = child.wait()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    return status, {child.pid: status}
+    note_exit(folder, child.pid, status)
+    return status
 
 
 def _check_script(name: str) -> None:
@@ -257,32 +235,28 @@ def _in_front_of_a_terminal() -> bool:
     return False
 
 
-def _torchrun(args: Any) -> tuple[int, dict[int, int]]:
-    """Run torchrun in this process. Return the status of the first rank that failed, and of all that did."""
+def _torchrun(args: Any, folder: Path) -> int:
+    """Run torchrun in this process. Return the status of the first failure; note those of all ranks."""
     from torch.distributed import run as engine
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    try:
-        engine.run(args)  # type: ignore[no-untyped-call]
-    except ChildFailedError as error:
-        print(error, file=sys.stderr)
-        _, first = error.get_first_failure()
-        return first.exitcode, {failed.pid: failed.exitcode for failed in error.failures.values()}
-    except SignalException as error:
-        return -int(error.sigval), {}
-    return 0, {}
+    with watch_exits(folder, subprocess.Popen):
+        try:
+            engine.run(args)  # type: ignore[no-untyped-call]
+        except ChildFailedError as error:
+            print(error, file=sys.stderr)
+            return error.get_first_failure()[1].exitcode
+        except SignalException as error:
+            return -int(error.sigval)
+    return 0
 
 
-def _say_what_was_recorded(folder: Path, ended: dict[int, int], *, alone: bool) -> None:
-    """Note how processes ended, and summarize on stderr. Whatever goes wrong, the status counts."""
+def _say_what_was_recorded(folder: Path, *, alone: bool) -> None:
+    """Summarize on stderr. Whatever goes wrong, the status counts."""
     from dlearn.scripts.summary import summary  # What reads traces is not needed before.
 
     try:
-        for pid, status in ended.items():
-            name = f"{socket.gethostname()}-{pid}"  # A process cannot write how it ended itself.
-            for path in (*folder.glob(f"{name}.jsonl"), *folder.glob(f"{name}-*.jsonl")):
-                note_end(path, Exit(status=status))
         print(summary(folder, alone=alone), file=sys.stderr, flush=True)
     except Exception as error:  # A full disk, a folder that has gone.
         print(f"dlearn: what was recorded in {folder} cannot be told: {error}", file=sys.stderr)
@@ -290,10 +264,9 @@ def _say_what_was_recorded(folder: Path, ended: dict[int, int], *, alone: bool) 
 
 def _die_by(number: int) -> NoReturn:
     """End by the same signal as the script, so that the parent sees the same status."""
-    if sys.platform != "win32":
-        import resource
+    import resource
 
-        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     if number not in (signal.SIGKILL, signal.SIGSTOP):
         signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)

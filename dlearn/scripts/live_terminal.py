@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 from dlearn.live.live_rows import LiveRows
@@ -23,9 +22,13 @@ _SAVE, _RESTORE, _ALL_SCROLLS = "\0337", "\0338", "\033[r"
 @contextmanager
 def live_rows(folder: Path) -> Iterator[None]:
     """Show the rows of the ranks as long as the block lasts."""
-    over = threading.Event()
+    over, rows, start = threading.Event(), LiveRows(folder), time.monotonic()
+
+    def lines() -> list[str]:
+        shown = rows.lines()
+        return [f"dlearn: {time.monotonic() - start:.0f} s", *shown] if shown else []
+
     show = _at_the_foot if sys.stderr.isatty() else _printed
-    lines = partial(_lines, LiveRows(folder), time.monotonic())
     thread = threading.Thread(target=show, args=(lines, over), daemon=True)
     thread.start()
     try:
@@ -33,11 +36,6 @@ def live_rows(folder: Path) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
-
-
-def _lines(rows: LiveRows, start: float) -> list[str]:
-    lines = rows.lines()
-    return [f"dlearn: {time.monotonic() - start:.0f} s", *lines] if lines else []
 
 
 def _printed(lines: Callable[[], list[str]], over: threading.Event) -> None:
@@ -52,25 +50,16 @@ def _at_the_foot(lines: Callable[[], list[str]], over: threading.Event) -> None:
         width, height = os.get_terminal_size(2)
         shown = [line[: width - 1] for line in lines()][: height // 2]
         shown = [""] * (taken - len(shown)) + shown  # A line that is no longer needed is empty.
-        _write(_room(taken, len(shown), height) + _painted(shown, height))
+        more = len(shown) - taken
+        # What stands there moves up, and what is printed from now on scrolls above.
+        up = "\n" * more + f"\033[{more}A" if more else ""
+        _paint(up, shown, f"\033[1;{height - len(shown)}r", height)
         taken = len(shown)
     if taken:
-        _, height = os.get_terminal_size(2)
-        _write(_SAVE + "".join(f"\033[{height - n};1H\033[K" for n in range(taken)) + _ALL_SCROLLS + _RESTORE)
+        _paint("", [""] * taken, _ALL_SCROLLS, os.get_terminal_size(2).lines)
 
 
-def _room(taken: int, wanted: int, height: int) -> str:
-    """Move what stands at the foot up, and keep that many lines out of what scrolls."""
-    more = max(0, wanted - taken)
-    up = "\n" * more + f"\033[{more}A" if more else ""
-    return f"{up}{_SAVE}\033[1;{height - wanted}r{_RESTORE}"
-
-
-def _painted(lines: list[str], height: int) -> str:
-    placed = (f"\033[{height - len(lines) + 1 + n};1H\033[K{line}" for n, line in enumerate(lines))
-    return _SAVE + "".join(placed) + _RESTORE
-
-
-def _write(text: str) -> None:
-    """Write in one piece: other processes write to this terminal, too."""
-    os.write(2, text.encode(errors="replace"))
+def _paint(before: str, lines: list[str], scrolls: str, height: int) -> None:
+    """Write rows at the foot in one piece: other processes write to this terminal, too."""
+    rows = (f"\033[{height - len(lines) + 1 + n};1H\033[K{line}" for n, line in enumerate(lines))
+    os.write(2, f"{before}{_SAVE}{scrolls}{''.join(rows)}{_RESTORE}".encode(errors="replace"))

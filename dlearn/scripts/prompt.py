@@ -84,7 +84,7 @@ def _serve(job: PausedScript, terminal: int, over: threading.Event) -> None:
             break
         try:
             _obey(job, line.split())
-        except DlearnError as error:
+        except (DlearnError, ValueError) as error:  # A number of thousands of digits is none.
             _say(f"dlearn: {error}")
         _say(prompt, end="")
     if not over.is_set():
@@ -108,7 +108,7 @@ def _obey(job: PausedScript, words: list[str]) -> None:
     """Carry out one command. DlearnError if there is no such one, or it cannot be done."""
     match words:
         case []:
-            return
+            return  # An empty line.
         case ["help"]:
             _say(HELP, end="")
         case ["waiting"]:
@@ -116,24 +116,18 @@ def _obey(job: PausedScript, words: list[str]) -> None:
         case ["ranks"]:
             rows = [("rank", "now"), *((str(name), now) for name, now in job.ranks.items())]
             _say("\n".join(Table(rows, numbers=0).lines()))
-        case ["step", *count]:
-            _step(job, _count(count))
-        case ["release", rank, *count] if rank.isdecimal():
-            job.release(int(rank), _count(count), patience=PATIENCE_SECONDS)
+        case ["step"] | ["release", _]:
+            _obey(job, [*words, "1"])
+        case ["step", count] if count.isdecimal():
+            _step(job, int(count))
+        case ["release", rank, count] if rank.isdecimal() and count.isdecimal():
+            job.release(int(rank), int(count), patience=PATIENCE_SECONDS)
         case ["until", "span", *name] if name:
             _reached(job.run_until(span=" ".join(name), patience=PATIENCE_SECONDS))
         case ["until", op]:
             _reached(job.run_until(op=op, patience=PATIENCE_SECONDS))
         case _:
             raise DlearnError(f"{' '.join(words)!r} is no command here; help shows them.")
-
-
-def _count(words: list[str]) -> int:
-    """Return how many calls to let through: 1 where no number is given."""
-    text = " ".join(words or ["1"])
-    if len(text) >= 10 or not text.lstrip("0").isdecimal():
-        raise DlearnError(f"{' '.join(words)!r} is no number of calls; help shows how.")
-    return int(text)
 
 
 def _step(job: PausedScript, count: int) -> None:

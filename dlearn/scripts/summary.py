@@ -6,8 +6,8 @@ import shlex
 from pathlib import Path
 
 from dlearn.analysis.telling.explanations import overview, problem_sentences, rpc_overview
-from dlearn.analysis.telling.post_mortem import story
 from dlearn.analysis.volume.reconcile import reconcile
+from dlearn.diagnosis.post_mortem import story
 from dlearn.errors import TraceError
 from dlearn.join.wait_times import waiting
 from dlearn.shown import count_text, time_text
@@ -41,16 +41,14 @@ def summary(folder: Path, *, alone: bool = True) -> str:
 
 
 def _look_at(trace: Trace, shown: str) -> list[str]:
-    sentences = story(trace)
+    sentences = list(story(trace))
     if len(sentences) > SENTENCES:
         more = count_text(len(sentences) - SENTENCES, "more sentence")
-        return [*sentences[:SENTENCES], f"and {more} in dlearn.explain"]
-    if sentences:
-        return list(sentences)
+        sentences[SENTENCES:] = [f"and {more} in dlearn.explain"]
+    if sentences or not trace.events:
+        return sentences
     where = shlex.quote(shown)
     draw = f"in words: dlearn explain {where}; as a picture: dlearn draw timeline {where} -o timeline.svg"
-    if not trace.events:
-        return []
     lasted = max(event.end_ns or event.start_ns for event in trace.events) - trace.events[0].start_ns
     rank, waited = max(waiting(trace).items(), key=lambda pair: pair[1], default=(0, 0))
     if waited <= WORTH_SAYING * lasted:

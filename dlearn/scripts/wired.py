@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -16,6 +15,7 @@ import tempfile
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,33 +46,35 @@ class WiredRun:
         self._ranks, self._trace = int(args.nproc_per_node), folder
         try:
             self.network = LiveNetwork(Network.of(words), range(self._ranks))
+            if refused := refusal():
+                what = "ranks cannot have a network of their own on this machine"
+                raise SetupError(f"{what}: {refused}.")
         except SetupError as error:
             raise WrongArguments(f"{option}: {error}") from None
-        if refused := refusal():
-            what = "ranks cannot have a network of their own on this machine"
-            raise WrongArguments(f"{option}: {what}: {refused}.")
         self._switch: SwitchProcess | None = None
         self._waiting: dict[int, tuple[socket.socket, int, int]] = {}
         """Rank -> the connection on which it waits, its device, its pid."""
         self._pids: Sequence[int] = ()  # Of the ranks that are on the switch.
 
     def __enter__(self) -> WiredRun:
-        self._folder = tempfile.mkdtemp(prefix="dlearn-net-")
+        self._folder = tempfile.TemporaryDirectory(prefix="dlearn-net-", ignore_cleanup_errors=True)
         self._server = socket.socket(socket.AF_UNIX)
-        self._server.bind(os.path.join(self._folder, "namespaces"))
+        self._server.bind(os.path.join(self._folder.name, "namespaces"))
         self._server.listen(self._ranks)
         os.environ[VARIABLE] = self._server.getsockname()
         threading.Thread(target=self._serve, name="dlearn-namespaces", daemon=True).start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        if error is None:
+            self._note()  # Not if torchrun itself was interrupted.
         os.environ.pop(VARIABLE, None)
         self._server.close()
         if self._switch is not None:
             self._switch.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.cleanup()
 
-    def note(self) -> None:
+    def _note(self) -> None:
         """Write into the ranks' trace files what was carried, and say it on stderr."""
         carried = self.network.latest()
         if carried is None:
@@ -104,12 +106,11 @@ class WiredRun:
     def _connect(self) -> None:
         """Connect all ranks. If torchrun has restarted them, end the switch of those before."""
         if self._switch is not None:
-            self.note()
+            self._note()
             self._switch.close()
         waiting = [self._waiting.pop(rank) for rank in range(self._ranks)]
-        connections, devices, pids = zip(*waiting, strict=True)
-        self._pids = pids
-        self._switch = self.network.connect(devices, pids, lambda: _end(pids))
+        connections, devices, self._pids = zip(*waiting, strict=True)
+        self._switch = self.network.connect(devices, self._pids, partial(_end, self._pids))
         for connection, device in zip(connections, devices, strict=True):
             os.close(device)
             connection.sendall(b"go")

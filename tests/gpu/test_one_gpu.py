@@ -65,7 +65,7 @@ def test_every_collective_has_an_end_that_the_gpu_told_and_steps_their_overlap(r
     assert len([one for one in operations(trace) if one.bucket is not None]) >= 3
     found = analysis.overlap(trace)
     assert found.note.startswith("Times of the GPUs, by CUDA events")
-    assert all(share.times is not None for step in found.steps for share in step.shares)
+    assert all(share.observed for step in found.steps for share in step.shares)
     for each in analysis.bucket_times(trace).items:
         assert max(at for _, at in each.ready) <= each.launched_ns <= each.done_ns
     assert draw.breakdown(trace).get_title(loc="left")

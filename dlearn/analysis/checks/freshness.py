@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from dlearn.analysis.checks.grading import Unit, units
-from dlearn.analysis.hanging.hang_report import call_text
 from dlearn.analysis.replay.tensor_chunks import Moments, replay
+from dlearn.diagnosis.hang_report import call_text
 from dlearn.errors import TrafficError
 from dlearn.events.event import PointToPoint
 from dlearn.join.ends import bytes_of

@@ -9,16 +9,15 @@ beside what was seen.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import permutations
 from math import prod
-from typing import Literal
+from typing import Literal, get_args
 
-from dlearn.analysis.hanging.hang_detection import hangs
-from dlearn.analysis.hanging.hang_report import call_text, hang_sentence, missing_text
 from dlearn.analysis.volume.traffic import Traffic, traffic_of
+from dlearn.diagnosis.hang_detection import hangs
+from dlearn.diagnosis.hang_report import call_text, hang_sentence, missing_text
 from dlearn.errors import DlearnError, TrafficError
 from dlearn.events.event import Collective, PointToPoint
 from dlearn.join.gloo_schedules import SEGMENT_BYTES
@@ -32,15 +31,7 @@ Bytes = float | Fraction
 PerRank = Bytes | Mapping[int, Bytes] | None
 Ops = str | tuple[str, ...] | None
 Edge = tuple[int, int]
-Pattern = Literal["ring", "star", "tree", "all"]
-
-NAMES: dict[str, str] = {
-    "ring": "a ring",
-    "star": "a star",
-    "tree": "a binomial tree",
-    "all": "an all-to-all",
-}
-"""Each pattern, as a sentence calls it."""
+Pattern = Literal["ring", "star"]
 
 _RANKS_SHOWN = 8
 _WITHOUT_DATA = {"barrier", "monitored_barrier"}
@@ -69,12 +60,11 @@ def assert_traffic(
     fill up the tensor until it has equal chunks: then all ranks send the same, and in each message
     less than an item more.
 
-    `pattern` says who sends to whom: "ring" (each to one neighbour, all the same way), "star" (all
-    from or to one rank), "tree" (binomial) or "all". Not one pair more or less. With two ranks
-    these are all the same.
+    `pattern` says who sends to whom: "ring" (each to one neighbour, all the same way) or "star" (all
+    from or to one rank). Not one pair more or less. With two ranks both are the same.
     """
-    if pattern is not None and pattern not in NAMES:
-        known = ", ".join(NAMES)
+    if pattern not in (None, *get_args(Pattern)):
+        known = ", ".join(get_args(Pattern))
         raise DlearnError(f"there is no pattern {pattern!r} here; the patterns are: {known}")
     for unit in units(trace, op):
         plan = _plan(unit, bytes_per_rank, pattern)
@@ -129,11 +119,11 @@ def units(trace: Trace, op: Ops) -> list[Unit]:
 
 
 def _is_asked(operation: Operation, op: Ops) -> bool:
-    if isinstance(op, tuple):
-        return any(_is_asked(operation, each) for each in op)
-    if op == "send":
-        return _is_p2p(operation)  # A recv without a send, too.
-    return operation.op not in _WITHOUT_DATA if op is None else operation.op == op
+    if op is None:
+        return operation.op not in _WITHOUT_DATA
+    names = (op,) if isinstance(op, str) else op
+    # A recv without a send, too.
+    return operation.op in names or ("send" in names and _is_p2p(operation))
 
 
 def _is_p2p(operation: Operation) -> bool:
@@ -189,28 +179,15 @@ def _plan(unit: Unit, bytes_per_rank: PerRank, pattern: Pattern | None) -> _Plan
     return _Plan(unit, seen, wanted, pattern, pairs, seen_pairs)
 
 
-_PARENTS: dict[Pattern, tuple[Callable[[int], int], ...]] = {
-    "star": (lambda child: 0,),
-    "tree": (lambda child: child - (1 << child.bit_length() - 1), lambda child: child & child - 1),
-}
-"""By ranks counted from the root. In a tree a child is its parent with a bit set above the highest
-(gloo), or below the lowest (MPICH)."""
-
-
 def _ways(pattern: Pattern, members: tuple[int, ...]) -> list[frozenset[Edge]]:
-    """Return all ways to form this pattern: to the left or to the right, from each root, ..."""
-    n = len(members)
-    if pattern == "all":
-        return [frozenset(permutations(members, 2))]
+    """Return all ways to form this pattern: to the left or to the right, from or to each root."""
     if pattern == "ring":
         right = zip(members, members[1:] + members[:1], strict=True)
-        return _both_ways(right if n > 1 else ())[:2]
+        return _both_ways(right if len(members) > 1 else ())[:2]
     ways = []
-    for root in range(n):
-        ranks = members[root:] + members[:root]
-        for parent in _PARENTS[pattern]:
-            # Outward, as in a broadcast; inward, as in a reduce; both, as in an all-reduce.
-            ways += _both_ways([(ranks[parent(child)], ranks[child]) for child in range(1, n)])
+    for root in members:
+        # Outward, as in a broadcast; inward, as in a reduce; both, as in an all-reduce.
+        ways += _both_ways([(root, rank) for rank in members if rank != root])
     return ways
 
 
@@ -224,8 +201,7 @@ def _wrong_pairs(plan: _Plan) -> str:
     """Name the pair that sends and should not, or should and does not; or say that it is a star."""
     if plan.pattern is None or plan.seen_pairs == plan.pairs:
         return ""
-    name, labels = NAMES[plan.pattern], plan.seen.labels
-    members = plan.unit.members
+    name, labels, members = f"a {plan.pattern}", plan.seen.labels, plan.unit.members
     hubs = set(members).intersection(*plan.seen_pairs)
     is_star = len(members) > 2 and len(hubs) == 1 and len(plan.seen_pairs) >= len(members) - 1
     if is_star and plan.pattern != "star":

@@ -6,6 +6,7 @@ where that is not known, the bucket has no times, and `unknown_calls` counts the
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, takewhile
@@ -14,13 +15,11 @@ import msgspec
 import numpy as np
 
 from dlearn.analysis.ddp.step_clock import clock_note, on_device
-from dlearn.analysis.ddp.training_steps import RankEvents, by_rank
-from dlearn.events.event import Bucket, Collective, Gradient
+from dlearn.analysis.ddp.training_steps import CalledEnd, phases_by_rank
+from dlearn.events.event import Bucket, Collective, Gradient, Span
 from dlearn.join.buckets import UNKNOWN
-from dlearn.join.ends import End
 from dlearn.join.gradients import Pass, passes
 from dlearn.join.joining import operations
-from dlearn.join.tables.operation_table import Operation
 from dlearn.join.wait_times import waited_until_ns
 from dlearn.shown import (
     Paragraph,
@@ -37,11 +36,10 @@ from dlearn.shown import (
 )
 from dlearn.trace import Trace
 
-Calls = list[tuple[Operation, End]]
+Calls = list[CalledEnd]
 _ROWS_SHOWN = 48
 _NAMES_SHOWN = 12
-_READY = ["pass", "rank", "bucket", "first ready"]
-_SENT = ["launched", "waits for", "waiting", "transfer", "done"]
+_SENT = "launched", "waits for", "waiting", "transfer", "done"
 _BUILT = {
     "first": "the first buckets",
     "rebuilt": "buckets rebuilt in the order in which the gradients came",
@@ -115,11 +113,9 @@ class BucketTimes(Result, frozen=True):
     @property
     def examples(self) -> tuple[BucketTime, ...]:
         """Return the first pass with the first buckets, with rebuilt ones, and one that hangs."""
-        shown = {bucket.backward for bucket in self.stuck[:1]}
-        first: dict[tuple[int, str], int] = {}
-        for bucket in self.items:
-            first.setdefault((bucket.model, bucket.built), bucket.backward)
-        shown.update(first.values())
+        latest_first = reversed(self.items)
+        first = {(bucket.model, bucket.built): bucket.backward for bucket in latest_first}
+        shown = {*first.values(), *(bucket.backward for bucket in self.stuck[:1])}
         return tuple(bucket for bucket in self.items if bucket.backward in shown)
 
     @property
@@ -160,7 +156,7 @@ class BucketTimes(Result, frozen=True):
 
     def rows(self) -> list[list[str]]:
         """Return a head, and a row for each bucket of the examples; ms from the pass's start."""
-        table = [_READY + _SENT]
+        table = [["pass", "rank", "bucket", "first ready", *_SENT]]
         begins = begins_of(self.examples)
         for each in self.examples[:_ROWS_SHOWN]:
             at = begins[each.backward]
@@ -222,16 +218,32 @@ def bucket_times(trace: Trace) -> BucketTimes:
     for event in trace.whole.of(Bucket):
         reported[event.rank, event.model].append(event)
     wanted = {(event.rank, event.number) for event in trace.of(Gradient)}
-    events, items = by_rank(trace.whole), []
+    names: dict[tuple[int, int | None], str] = {}
+    for span in trace.whole.of(Span):
+        names[span.rank, span.number] = span.name
+    items = []
     for backward in chain.from_iterable(passes(trace.whole).values()):
         rank, model, gradients = backward.rank, backward.model, backward.gradients
-        if not wanted.isdisjoint((rank, gradient.number) for gradient in gradients):
-            for bucket in _table_at(reported[rank, model], gradients[0].number):
-                its_calls = calls[rank, backward.task, model, bucket.index]
-                items.append(_bucket_time(backward, bucket, events, its_calls))
+        if wanted.isdisjoint((rank, gradient.number) for gradient in gradients):
+            continue
+        begins_ns = _begin_ns(trace.whole, rank, gradients[0].start_ns)
+        step = names.get((rank, gradients[0].parent), "")
+        for bucket in _table_at(reported[rank, model], gradients[0].number):
+            its_calls = calls[rank, backward.task, model, bucket.index]
+            items.append(_timed(backward, bucket, step, begins_ns, its_calls))
     items.sort(key=lambda item: (item.backward, item.rank, item.model, item.index))
     unknown = sum(each.bucket is None and each.role == UNKNOWN for each in reductions)
     return BucketTimes(tuple(items), trace.labels, unknown, note)
+
+
+def _begin_ns(trace: Trace, rank: int, at_ns: int) -> int:
+    """Return when the backward pass around this began; `at_ns` where that was not noted."""
+    phases = phases_by_rank(trace)[rank]
+    begun = bisect_right(phases, at_ns, key=lambda phase: phase[0].start_ns)
+    for span, _ in reversed(phases[:begun]):
+        if span.phase == "backward":
+            return span.start_ns if at_ns <= (span.end_ns or 0) else at_ns
+    return at_ns
 
 
 def _table_at(reported: Sequence[Bucket], number: int) -> list[Bucket]:
@@ -242,20 +254,20 @@ def _table_at(reported: Sequence[Bucket], number: int) -> list[Bucket]:
     return table
 
 
-def _bucket_time(backward: Pass, bucket: Bucket, events: RankEvents, calls: Calls) -> BucketTime:
+def _timed(backward: Pass, bucket: Bucket, step: str, begins_ns: int, calls: Calls) -> BucketTime:
     """Measure one bucket; of several calls, as of a hook, from the first launch to the last end."""
-    rank, first, names = backward.rank, backward.gradients[0], {*bucket.parameters}
+    names = {*bucket.parameters}
     own = [gradient for gradient in backward.gradients if gradient.parameter in names]
     bare = BucketTime(
-        rank=rank,
+        rank=backward.rank,
         backward=backward.number,
-        step=events.spans.get((rank, first.parent), ""),
+        step=step,
         model=backward.model,
         index=bucket.index,
         bytes=bucket.bytes,
         built=bucket.built,
         parameters=bucket.parameters,
-        begins_ns=events.backward_start_ns(rank, first.start_ns),
+        begins_ns=begins_ns,
         ready=tuple((gradient.parameter, gradient.start_ns) for gradient in own),
         never_ready=backward.never_ready(bucket.parameters),
     )

@@ -16,7 +16,13 @@ from typing import NamedTuple
 import msgspec
 
 from dlearn.analysis.ddp.step_clock import on_device, step_note
-from dlearn.analysis.ddp.training_steps import COMPUTED, TrainingStep, by_number, training_steps
+from dlearn.analysis.ddp.training_steps import (
+    COMMUNICATION,
+    COMPUTED,
+    TrainingStep,
+    by_number,
+    training_steps,
+)
 from dlearn.shown import Paragraph, RankNames, Result, Table, count_text, ms, time_text
 from dlearn.trace import Trace
 
@@ -38,14 +44,6 @@ class StepOverlap(msgspec.Struct, frozen=True):
 
     shares: tuple[TrainingStep, ...]
     path: tuple[Leg, ...]
-
-    @property
-    def number(self) -> int:
-        return self.shares[0].number
-
-    @property
-    def title(self) -> str:
-        return self.shares[0].title
 
     @property
     def path_ns(self) -> int:
@@ -70,10 +68,11 @@ class Overlap(Result, frozen=True):
     def finding(self) -> str:
         """Name the median share that is hidden, and the rank that is waited for longest."""
         shares = self._shares
-        known = [share.hidden for share in shares if share.hidden is not None]
+        hidden = [share.hidden for share in shares]
+        known = [part for part in hidden if part is not None]
         if not self.steps:
             return "No training step of a DDP model"
-        if not known and any(share.times is None for share in shares):
+        if not known and not all(share.observed for share in shares):
             return "Not observed: when the operations ended"
         if not known:
             return "Nothing is sent in these steps"
@@ -92,27 +91,27 @@ class Overlap(Result, frozen=True):
         table = [[*_HEAD, "waits longest for"]]
         for share in self._shares[-_ROWS_SHOWN:]:
             row = [share.title, self.labels[share.rank]]
-            times = share.times
-            if times is None:
+            if not share.observed:
                 table.append([*row, "not observed", "", "", "", ""])
                 continue
             hidden = "" if share.hidden is None else f"{share.hidden:.0%}"
-            exposed = ms(times.exposed_transfer_ns), ms(times.exposed_waiting_ns)
+            lengths = [ms(share.length_ns(phase)) for phase in ("transfer", "waiting")]
             longest = "".join(self.labels[rank] for rank, _ in share.waits.most_common(1))
-            table.append([*row, ms(times.total_ns), hidden, *exposed, longest])
+            sent = ms(share.length_ns(*COMMUNICATION))
+            table.append([*row, sent, hidden, *lengths, longest])
         return table
 
     def path_sentence(self, step: StepOverlap) -> str:
         """Write "step 1, 83.0 ms: rank 2 forward 5.10 ms, backward 45.0 ms; bucket 2 travels ..."."""
+        title, texts = step.shares[0].title, []
         if not step.path:
-            return f"{step.title}: what it waited for was not observed"
-        texts = []
+            return f"{title}: what it waited for was not observed"
         of_ranks = groupby(step.path, key=lambda leg: (leg.what in COMPUTED, leg.rank))
         for (computes, rank), legs in of_ranks:
             name = f"{self.labels[rank]} " if computes else ""
             lengths = [f"{leg.what} {time_text(leg.end_ns - leg.start_ns)}" for leg in legs]
             texts.append(name + ", ".join(lengths))
-        return f"{step.title}, {time_text(step.path_ns)}: {'; '.join(texts)}"
+        return f"{title}, {time_text(step.path_ns)}: {'; '.join(texts)}"
 
     def paragraphs(self) -> Iterator[Paragraph]:
         yield self.finding
@@ -122,8 +121,7 @@ class Overlap(Result, frozen=True):
             if left > 0:
                 yield f"({left:,} earlier rows)"
             yield "The critical path of the longest step:"
-            longest = max(self.steps, key=lambda step: step.path_ns)
-            yield f"  {self.path_sentence(longest)}"
+            yield f"  {self.path_sentence(max(self.steps, key=lambda step: step.path_ns))}"
         if self.note:
             yield self.note
         others = sum(share.others for share in self._shares)

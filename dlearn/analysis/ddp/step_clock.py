@@ -27,13 +27,12 @@ def on_device(trace: Trace) -> Trace:
         whole = on_device(trace.whole)
         if whole is trace.whole:
             return trace
-        selected = {(event.rank, event.number) for event in trace.events}
-        events = tuple(event for event in whole.events if (event.rank, event.number) in selected)
-        return Trace(trace.path, trace.processes, events, trace.problems, whole)
+        # The selected events are looked up by rank and number, and have the GPU's times there.
+        return Trace(trace.path, trace.processes, tuple(trace.events), trace.problems, whole)
     spans: dict[tuple[int, int], DeviceSpan] = {}
     for each in trace.processes:
         spans |= {(each.rank, number): span for number, span in each.device_spans.items()}
-    needed = filter(_is_needed, trace.events) if spans else ()
+    needed = filter(_is_needed, trace.events)
     if not spans or not all((event.rank, event.number) in spans for event in needed):
         return trace
     moved = [_moved(event, spans.get((event.rank, event.number))) for event in trace.events]

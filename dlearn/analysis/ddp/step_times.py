@@ -17,7 +17,7 @@ import msgspec
 
 from dlearn.analysis.ddp.step_clock import gate_note
 from dlearn.analysis.ddp.training_steps import TrainingStep, by_number, training_steps
-from dlearn.analysis.hanging.hang_detection import Hang, hangs
+from dlearn.diagnosis.hang_detection import Hang, hangs
 from dlearn.events.event import PhaseSpan, Span
 from dlearn.join.tables.operation_table import Operation
 from dlearn.shown import Paragraph, RankNames, Result, Table, capitalized, count_text, ms, time_text, waits
@@ -85,13 +85,14 @@ class RunSteps(Result, frozen=True):
     note: str = ""
 
     @property
-    def titles(self) -> list[str]:
-        return [step.title for step in self.steps]
+    def finished(self) -> dict[int, int]:
+        """Return the length in ns of each step that every rank has finished, by its index."""
+        lengths = {at: step.length_ns for at, step in enumerate(self.steps)}
+        return {at: length_ns for at, length_ns in lengths.items() if length_ns is not None}
 
     @property
     def lengths_ns(self) -> list[int]:
-        """Return the lengths of all steps that every rank has finished."""
-        return [step.length_ns for step in self.steps if step.length_ns is not None]
+        return [*self.finished.values()]
 
     @property
     def _waits_ns(self) -> list[int]:
@@ -114,22 +115,19 @@ class RunSteps(Result, frozen=True):
         """Return each step on each rank from 0 to 1: it waited, or took, `full_ns` or longer."""
         seen, full_ns, shades = self.waits_seen, self.full_ns, []
         for step in self.steps:
-            shade: dict[int, float] = {}
-            for rank, cell in step.cells.items():
-                time_ns = cell.waited_ns if seen else cell.length_ns
-                shade[rank] = min(1.0, (time_ns or 0) / full_ns)
-            shades.append(shade)
+            cells = step.cells.items()
+            times = {rank: cell.waited_ns if seen else cell.length_ns for rank, cell in cells}
+            shades.append({rank: min(1.0, (ns or 0) / full_ns) for rank, ns in times.items()})
         return shades
 
     @property
     def odd(self) -> int | None:
         """Return the index of the longest step, if it is odd; the first, a warm-up, does not count."""
-        lengths = {at: step.length_ns for at, step in enumerate(self.steps) if at}
-        finished = {at: length for at, length in lengths.items() if length is not None}
-        longest = max(finished, key=lambda at: finished[at], default=None)
-        if longest is None or len(finished) < _FEWEST:
+        lengths = {at: length for at, length in self.finished.items() if at}
+        if len(lengths) < _FEWEST:
             return None
-        return longest if finished[longest] > ODD * median(finished.values()) else None
+        longest = max(lengths, key=lambda at: lengths[at])
+        return longest if lengths[longest] > ODD * median(lengths.values()) else None
 
     @property
     def reported(self) -> int | None:
@@ -177,8 +175,8 @@ class RunSteps(Result, frozen=True):
     def longest_sentence(self) -> str:
         """Write "The longest is step 40: 29.1 ms: rank 1 ..."; "" where the finding says so."""
         lengths = self.lengths_ns
-        finished = [at for at, step in enumerate(self.steps) if step.length_ns is not None]
-        longest = max(finished, key=lambda at: self.steps[at].order_ns, default=self.reported)
+        finished = self.finished
+        longest = max(finished, key=lambda at: finished[at], default=self.reported)
         if longest == self.reported or time_text(max(lengths)) == time_text(min(lengths)):
             return ""
         step = self.steps[longest or 0]

@@ -29,6 +29,7 @@ from dlearn.trace import Trace
 
 Phase = Literal["forward", "backward", "optimizer", "between", "transfer", "waiting", "hidden"]
 COMPUTED: tuple[Phase, ...] = ("forward", "backward", "optimizer", "between")
+COMMUNICATION: tuple[Phase, ...] = ("hidden", "transfer", "waiting")
 
 
 class StepCall(NamedTuple):
@@ -67,6 +68,11 @@ class StepRow(NamedTuple):
     def length_ns(self) -> int:
         return self.end_ns - self.start_ns
 
+    @property
+    def late_rank(self) -> int | None:
+        """Return the rank that its time waits for; of several, that of the first call."""
+        return self.awaited[0].last_rank if self.phase == "waiting" else None
+
 
 class Part(NamedTuple):
     """Rows of one phase that follow each other; of those that wait, for what at their end."""
@@ -75,20 +81,6 @@ class Part(NamedTuple):
     start_ns: int
     end_ns: int
     awaited: Operation | None = None
-
-
-class Times(NamedTuple):
-    """The time of one rank's communication in a step, in ns; at no moment two of the four."""
-
-    hidden_transfer_ns: int
-    hidden_waiting_ns: int
-    exposed_transfer_ns: int
-    exposed_waiting_ns: int
-
-    @property
-    def total_ns(self) -> int:
-        """Return the time in which something travelled or waited."""
-        return sum(self)
 
 
 class TrainingStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,19 +111,19 @@ class TrainingStep(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def parts(self) -> tuple[Part, ...]:
         """Join the rows of each phase, then those in which communication is hidden."""
-        by_phase = groupby(self.rows, key=lambda row: (row.phase, _late_rank(row)))
+        by_phase = groupby(self.rows, key=lambda row: (row.phase, row.late_rank))
         hidden = groupby(self.rows, key=lambda row: row.hidden and row.sent is not None)
         parts = [_part(phase, list(rows)) for (phase, _), rows in by_phase]
         return (*parts, *(_part("hidden", list(rows)) for is_hidden, rows in hidden if is_hidden))
 
     def length_ns(self, *phases: Phase) -> int:
         """Return how long these phases took together."""
-        return sum(part.end_ns - part.start_ns for part in self.parts if part.phase in phases)
-
-    @property
-    def exposed_ns(self) -> int:
-        """Return how long communication was not hidden."""
-        return self.length_ns("transfer", "waiting")
+        lengths: Counter[Phase] = Counter()
+        for row in self.rows:
+            lengths[row.phase] += row.length_ns
+            if row.hidden and row.sent is not None:
+                lengths["hidden"] += row.length_ns
+        return sum(lengths[phase] for phase in phases)
 
     @property
     def waited_ns(self) -> int | None:
@@ -139,21 +131,10 @@ class TrainingStep(msgspec.Struct, frozen=True, kw_only=True):
         return sum(row.length_ns for row in self.rows if row.awaited) if self.observed else None
 
     @property
-    def times(self) -> Times | None:
-        """Sum up the communication; None if it was not observed."""
-        if not self.observed:
-            return None
-        sums: Counter[tuple[bool, Phase | None]] = Counter()
-        for row in self.rows:
-            sums[row.hidden, row.sent] += row.length_ns
-        hidden = sums[True, "transfer"], sums[True, "waiting"]
-        return Times(*hidden, sums[False, "transfer"], sums[False, "waiting"])
-
-    @property
     def hidden(self) -> float | None:
         """Return the hidden share of the communication, 0 to 1; None if not known, or of none."""
-        times = self.times
-        return sum(times[:2]) / times.total_ns if times is not None and times.total_ns else None
+        total_ns = self.length_ns(*COMMUNICATION)
+        return self.length_ns("hidden") / total_ns if total_ns else None
 
     @property
     def waits(self) -> Counter[int]:
@@ -166,14 +147,9 @@ class TrainingStep(msgspec.Struct, frozen=True, kw_only=True):
         return waits
 
 
-def _late_rank(row: StepRow) -> int | None:
-    """Return the rank that this row's time waits for; of several, that of the first call."""
-    return row.awaited[0].last_rank if row.phase == "waiting" else None
-
-
 def _part(phase: Phase, rows: Sequence[StepRow]) -> Part:
     last = rows[-1]
-    same = [call for call in last.awaited if call.last_rank == _late_rank(last)]
+    same = [call for call in last.awaited if call.last_rank == last.late_rank]
     awaited = min(same, key=lambda call: call.last_arrival_ns, default=None)
     return Part(phase, rows[0].start_ns, last.end_ns, awaited)
 
@@ -191,72 +167,57 @@ def last_step(trace: Trace) -> str:
 @once
 def training_steps(trace: Trace) -> tuple[TrainingStep, ...]:
     """Fill the table: steps by number, then rank; of a selection those that it holds a part of."""
-    whole = by_rank(trace.whole)
+    whole = trace.whole
     wanted = {(event.rank, event.number) for event in trace.of(PhaseSpan)}
+    names: dict[tuple[int, int | None], str] = {}
+    for span in whole.of(Span):
+        names[span.rank, span.number] = span.name
+    gradients: dict[int, list[int]] = defaultdict(list)
+    for gradient in whole.of(Gradient):
+        gradients[gradient.rank].append(gradient.start_ns)
     steps = []
-    for rank, of_rank in whole.phase_spans.items():
-        for number, phase_spans in enumerate(_cut(of_rank, whole.calls[rank])):
-            if not wanted.isdisjoint((rank, span.number) for span in phase_spans):
-                steps.append(_step(number, rank, phase_spans, whole))
+    for rank, of_rank in phases_by_rank(whole).items():
+        for number, phases in enumerate(_cut(of_rank)):
+            if not wanted.isdisjoint((rank, span.number) for span, _ in phases):
+                title = names.get((rank, phases[0][0].parent)) or f"training step {number}"
+                steps.append(_step(number, title, phases, gradients[rank]))
     return tuple(sorted(steps, key=lambda step: (step.number, step.rank)))
 
 
 CalledEnd = tuple[Operation, End]
-
-
-class RankEvents(msgspec.Struct):
-    """Events of each rank, in the order of start; of phase spans those that ended well.
-
-    `calls` are known only of a trace with phase spans. `spans` are the names by rank and number.
-    """
-
-    phase_spans: dict[int, list[PhaseSpan]]
-    gradients: dict[int, list[int]]
-    calls: dict[int, list[CalledEnd]]
-    spans: dict[tuple[int, int | None], str]
-
-    def backward_start_ns(self, rank: int, at_ns: int) -> int:
-        """Return when the backward pass around this began; `at_ns` where that was not noted."""
-        phase_spans = self.phase_spans[rank]
-        begun = bisect_right(phase_spans, at_ns, key=lambda span: span.start_ns)
-        for span in reversed(phase_spans[:begun]):
-            if span.phase == "backward":
-                return span.start_ns if at_ns <= (span.end_ns or 0) else at_ns
-        return at_ns
+CalledPhase = tuple[PhaseSpan, Sequence[CalledEnd]]
+"""A phase span, and the calls that began in it, in the order of start."""
 
 
 @once
-def by_rank(trace: Trace) -> RankEvents:
-    """Sort the events of a DDP program by rank; a forward pass begins with what DDP sends before it."""
-    events = RankEvents(defaultdict(list), defaultdict(list), defaultdict(list), {})
-    events.spans.update({(span.rank, span.number): span.name for span in trace.of(Span)})
-    for gradient in trace.of(Gradient):
-        events.gradients[gradient.rank].append(gradient.start_ns)
-    for operation in operations(trace) if trace.rows.has(PhaseSpan) else ():
+def phases_by_rank(trace: Trace) -> dict[int, list[CalledPhase]]:
+    """Return the phases of each rank that ended well, in the order of start.
+
+    A forward pass begins with what DDP sends before it: buckets and buffers.
+    """
+    spans = [span for span in trace.of(PhaseSpan) if span.end_ns is not None and not span.failed]
+    calls: dict[int, list[CalledEnd]] = defaultdict(list)
+    for operation in operations(trace) if spans else ():
         for end in operation.ends:
-            events.calls[end.rank].append((operation, end))
-    for calls in events.calls.values():
-        calls.sort(key=lambda call: call[1].start_ns)
-    for span in trace.of(PhaseSpan):
-        if span.end_ns is None or span.failed:
-            continue
-        earlier = events.phase_spans[span.rank]
-        if span.phase == "forward":  # DDP sends buckets and buffers before it.
-            over_ns = earlier[-1].end_ns or 0 if earlier else 0
-            before = _between(events.calls[span.rank], over_ns, span.start_ns)
+            calls[end.rank].append((operation, end))
+    for of_rank in calls.values():
+        of_rank.sort(key=lambda call: call[1].start_ns)
+    phases: dict[int, list[CalledPhase]] = defaultdict(list)
+    for span in spans:
+        earlier = phases[span.rank]
+        if span.phase == "forward":
+            over_ns = earlier[-1][0].end_ns or 0 if earlier else 0
+            before = _between(calls[span.rank], over_ns, span.start_ns)
             sent = (end.start_ns for _, end in before if of_ddp(end) and end.phase == "forward")
             span = replace(span, start_ns=min(sent, default=span.start_ns))
-        earlier.append(span)
-    return events
+        within = _between(calls[span.rank], span.start_ns - 1, span.end_ns or 0)
+        earlier.append((span, within))
+    return phases
 
 
 def _between(calls: Sequence[CalledEnd], after_ns: int, until_ns: int) -> Sequence[CalledEnd]:
     first = bisect_right(calls, after_ns, key=lambda call: call[1].start_ns)
     return calls[first : bisect_right(calls, until_ns, key=lambda call: call[1].start_ns)]
-
-
-def _within(calls: Sequence[CalledEnd], phase_span: PhaseSpan) -> Sequence[CalledEnd]:
-    return _between(calls, phase_span.start_ns - 1, phase_span.end_ns or phase_span.start_ns)
 
 
 def of_ddp(end: End) -> bool:
@@ -280,36 +241,35 @@ def _blocks(end: End) -> bool:
     return on_host or end.ended_by == CUDA_EVENT_IN_LINE
 
 
-def _cut(phase_spans: Sequence[PhaseSpan], calls: Sequence[CalledEnd]) -> list[list[PhaseSpan]]:
+def _cut(phases: Sequence[CalledPhase]) -> list[list[CalledPhase]]:
     """Begin a step with the first forward pass after the end of the one before."""
-    by_optimizer = any(span.phase == "optimizer" for span in phase_spans)
-    steps: list[list[PhaseSpan]] = []
+    by_optimizer = any(span.phase == "optimizer" for span, _ in phases)
+    steps: list[list[CalledPhase]] = []
     over = True
-    for span in phase_spans:
+    for span, calls in phases:
         if not steps or (over and span.phase == "forward"):
             steps.append([])
             over = False
-        steps[-1].append(span)
+        steps[-1].append((span, calls))
         if by_optimizer:
             over |= span.phase == "optimizer"
         elif span.phase == "backward":
-            over |= any(of_ddp(end) for _, end in _within(calls, span))
+            over |= any(of_ddp(end) for _, end in calls)
     return steps
 
 
-def _step(number: int, rank: int, phase_spans: Sequence[PhaseSpan], events: RankEvents) -> TrainingStep:
+def _step(number: int, title: str, phases: list[CalledPhase], gradients: list[int]) -> TrainingStep:
     calls: list[StepCall] = []
     marks: list[Interval] = []
     others = 0
-    for phase_span in phase_spans:
-        end_ns = phase_span.end_ns or 0
-        marks.append((phase_span.start_ns, end_ns, phase_span.phase))
-        ready = bisect_right(events.gradients[rank], end_ns)
-        if phase_span.phase == "backward" and ready:
-            last_ns = events.gradients[rank][ready - 1]
-            marks.append((phase_span.start_ns, last_ns, "gradients to come"))
-        for operation, end in _within(events.calls[rank], phase_span):
-            if not (_blocks(end) or (of_ddp(end) and end.phase == phase_span.phase)):
+    for span, called in phases:
+        end_ns = span.end_ns or 0
+        marks.append((span.start_ns, end_ns, span.phase))
+        ready = bisect_right(gradients, end_ns)
+        if span.phase == "backward" and ready:
+            marks.append((span.start_ns, gradients[ready - 1], "gradients to come"))
+        for operation, end in called:
+            if not (_blocks(end) or (of_ddp(end) and end.phase == span.phase)):
                 others += 1
                 continue
             calls.append(_call(operation, end, end_ns))
@@ -318,12 +278,13 @@ def _step(number: int, rank: int, phase_spans: Sequence[PhaseSpan], events: Rank
     if all(call.end_ns is not None for call in calls):
         marks += [(call.start_ns, call.last_arrival_ns, call.operation) for call in calls]
         marks += [(call.last_arrival_ns, call.end_ns or 0, "travels") for call in calls]
+    first = phases[0][0]
     return TrainingStep(
         number=number,
-        rank=rank,
-        title=events.spans.get((rank, phase_spans[0].parent)) or f"training step {number}",
-        start_ns=phase_spans[0].start_ns,
-        end_ns=max(span.end_ns or 0 for span in phase_spans),
+        rank=first.rank,
+        title=title,
+        start_ns=first.start_ns,
+        end_ns=max(span.end_ns or 0 for span, _ in phases),
         rows=tuple(starmap(_row, pieces(marks))),
         calls=tuple(calls),
         others=others,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -40,7 +40,7 @@ def local_activity(trace: Trace, messages: Sequence[Message], walk: WalkParts) -
     pipeline = kept(alone.values())
     of_torch = 0
     for event in trace.of(PhaseSpan, Span, RpcRun):
-        change, more = pipeline.get((event.rank, event.number), (None, ""))
+        changes, more = pipeline.get((event.rank, event.number), ((), ""))
         match event:
             case PhaseSpan():
                 does, mark = f"begins {_PHASES.get(event.phase, event.phase)}", event.phase
@@ -55,7 +55,6 @@ def local_activity(trace: Trace, messages: Sequence[Message], walk: WalkParts) -
             case _:
                 continue
         span, phase = parts.of_event(event)
-        changes = () if change is None else (change,)
         step = Step(
             rank=event.rank, at_ns=event.start_ns, until_ns=event.end_ns, mark=mark, op="work",
             changes=changes, span=span, phase=phase,
@@ -90,24 +89,21 @@ def _around(table: EventTable, inner: Rows, is_span: Mask) -> Mask:
     return found
 
 
-def kept(spans: Iterable[Span]) -> dict[tuple[int, int], tuple[Change, str]]:
+def kept(spans: Iterable[Span]) -> dict[tuple[int, int], tuple[tuple[Change, ...], str]]:
     """Map rank and number of a pipeline's span to what its rank keeps from then on, and a sentence."""
     passes = [span for span in spans if _NAME.fullmatch(span.name)]
     names = {(span.rank, span.name) for span in passes}
     held: dict[int, set[int]] = defaultdict(set)
-    changes: dict[tuple[int, int], tuple[Change, str]] = {}
+    changes: dict[tuple[int, int], tuple[tuple[Change, ...], str]] = {}
     for span in sorted(passes, key=lambda span: span.start_ns):
         rank, number = span.rank, int(span.name[1:])
-        if not {(rank, f"F{number}"), (rank, f"B{number}")} <= names:
-            continue
-        if span.name[0] == "F":
-            held[rank].add(number)
-            change = Change(MICRO_BATCHES, rank, number, f"micro-batch {number}", 1.0)
-        else:
-            held[rank].discard(number)
-            change = Change(MICRO_BATCHES, rank, number, "", 0.0)
-        count = len(held[rank])
-        changes[rank, span.number] = change, f" Kept for backward passes to come: {count} (inferred)."
+        if {(rank, f"F{number}"), (rank, f"B{number}")} <= names:
+            forward = span.name[0] == "F"
+            held[rank] = held[rank] | {number} if forward else held[rank] - {number}
+            state = f"micro-batch {number}" if forward else ""
+            change = Change(MICRO_BATCHES, rank, number, state, float(forward))
+            more = f" Kept for backward passes to come: {len(held[rank])} (inferred)."
+            changes[rank, span.number] = (change,), more
     return changes
 
 
@@ -141,25 +137,21 @@ def gradients(trace: Trace, messages: Sequence[Message], walk: WalkParts) -> Non
         walk.notes.append(last)
 
 
-def _filling(bucket: BucketTime, trace: Trace, names: _Names, *, every: bool) -> list[Step]:
-    """Make a step for each gradient of a bucket, or, unless `every`, for the last one only."""
-    steps = []
+def _filling(bucket: BucketTime, trace: Trace, names: _Names, *, every: bool) -> Iterator[Step]:
+    """Yield a step for each gradient of a bucket, or, unless `every`, for the last one only."""
     count = len(bucket.parameters)
     row, name = names[bucket.model, bucket.index]
-    for number, (parameter, at_ns) in enumerate(bucket.ready, 1):
-        if not every and number < len(bucket.ready):
-            continue
+    numbered = [*enumerate(bucket.ready, 1)]
+    for number, (parameter, at_ns) in numbered if every else numbered[-1:]:
         ready = f"the gradient of {parameter} is ready: {number} of {count} in {name}"
         full = ", which is full" if number == count else ""
         state = f"{name}: {number} of {count} ready"
         change = Change(BUCKETS, bucket.rank, row, state, number / count / 2)
-        step = Step(
+        yield Step(
             rank=bucket.rank, at_ns=at_ns, op="gradient", mark=parameter, changes=(change,),
             span=bucket.step, phase="backward",
             sentence=f"{trace.label(bucket.rank)}: {ready}{full} (observed).",
         )  # fmt: skip
-        steps.append(step)
-    return steps
 
 
 def _travelling(messages: Sequence[Message], names: _Names, walk: WalkParts) -> bool:
@@ -170,15 +162,16 @@ def _travelling(messages: Sequence[Message], names: _Names, walk: WalkParts) -> 
         is_bucket = operation.bucket is not None and isinstance(operation.ends[0], Collective)
         if is_bucket and message.how != "missing":
             sent[id(operation)].append(index)
-    for first, *others in sent.values():
-        operation = messages[first].operation
+    for indices in sent.values():
+        operation = messages[indices[0]].operation
         assert operation.bucket is not None
         row, name = names[operation.bucket.model, operation.bucket.index]
         for rank in operation.group.members:
-            walk.changes[first].append(Change(BUCKETS, rank, row, f"{name}: travels", 0.75))
-            if 1 + len(others) == message_count(operation):
-                last = others[-1] if others else first
-                walk.changes[last].append(Change(BUCKETS, rank, row, f"{name}: averaged", 1.0))
+            travels = Change(BUCKETS, rank, row, f"{name}: travels", 0.75)
+            walk.changes[indices[0]].append(travels)
+            if len(indices) == message_count(operation):
+                averaged = Change(BUCKETS, rank, row, f"{name}: averaged", 1.0)
+                walk.changes[indices[-1]].append(averaged)
     return bool(sent)
 
 
@@ -280,10 +273,11 @@ def nodes(trace: Trace, messages: Sequence[Message], walk: WalkParts) -> None:
 
 def _node_sentence(node: Node, trace: Trace) -> str:
     who = trace.label(node.key.rank)
-    seen = {"hook": "observed", "log": "observed in the agent's log"}.get(node.timed_by, "inferred from the next node")
+    seen = {"hook": "observed", "log": "observed in the agent's log"}
+    known = seen.get(node.timed_by, "inferred from the next node")
     does = {
         "recv": ", which sends the gradient back to where the value came from",
         "send": ", which takes in the gradient of a value that was sent",
         "AccumulateGrad": f", which adds the gradient of {node.parameter or 'a parameter'} to its context",
     }
-    return f"{who} runs {node.short}{does.get(node.short, '')} ({seen})."
+    return f"{who} runs {node.short}{does.get(node.short, '')} ({known})."

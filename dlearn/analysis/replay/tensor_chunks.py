@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence, Set
-from itertools import count, pairwise
+from itertools import chain, count, pairwise
 
 from dlearn.analysis.replay.steps import Change, StatePanel, WalkParts
 from dlearn.events.event import Collective
@@ -45,7 +45,8 @@ def pieces(trace: Trace, messages: Sequence[Message], walk: WalkParts) -> None:
         is_collective = isinstance(message.operation.ends[0], Collective)
         if message.whole_bytes and message.how != "missing" and is_collective:
             of_operation[id(message.operation)][index] = message
-    crowded = partly = 0
+    not_shown = {f"more than {_MOST_PIECES} pieces": 0, "not all that was sent is here": 0}
+    crowded, partly = not_shown
     summed = False
     for by_index in of_operation.values():
         shown = list(by_index.values())
@@ -54,20 +55,18 @@ def pieces(trace: Trace, messages: Sequence[Message], walk: WalkParts) -> None:
         if begin is None:
             continue
         if len(cuts) > _MOST_PIECES + 1:
-            crowded += 1
+            not_shown[crowded] += 1
         elif not _from_the_beginning(operation, shown):
-            partly += 1
+            not_shown[partly] += 1
         else:
             summed |= _play(walk, operation, by_index, cuts, begin, trace)
     if walk.panels:
         walk.notes.append(_INFERRED)
     if summed:
         walk.notes.append(_REDUCTION)
-    if crowded:
-        many = f"more than {_MOST_PIECES} pieces"
-        walk.notes.append(f"{_NOT_SHOWN} {crowded:,} of the collectives: {many}.")
-    if partly:
-        walk.notes.append(f"{_NOT_SHOWN} {partly:,} of the collectives: not all that was sent is here.")
+    for why, times in not_shown.items():
+        if times:
+            walk.notes.append(f"{_NOT_SHOWN} {times:,} of the collectives: {why}.")
 
 
 def _from_the_beginning(operation: Operation, shown: Sequence[Message]) -> bool:
@@ -154,13 +153,10 @@ def _play(
 def _title(operation: Operation, size: str, taken: set[str]) -> str:
     """Return a title that no other panel has, by which a change finds its panel."""
     group = "" if operation.group.default else f" of group {operation.group.name}"
-    again, numbers = "", count(2)
-    while True:
-        name = f"{operation.op} #{operation.seq}{group}{again}"
-        title = f"{name}, {size}: whose part is in which piece (inferred)"
-        if title not in taken:
-            return title
-        again = f" ({next(numbers)})"
+    name = f"{operation.op} #{operation.seq}{group}"
+    what = f"{size}: whose part is in which piece (inferred)"
+    again = (f"{name} ({number}), {what}" for number in count(2))
+    return next(title for title in chain([f"{name}, {what}"], again) if title not in taken)
 
 
 def _contents(messages: Sequence[Message], cuts: Sequence[int], begin: Holding) -> list[Content]:

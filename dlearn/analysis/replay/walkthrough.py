@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from dlearn.analysis.ddp.training_steps import TrainingStep, training_steps
 from dlearn.analysis.findings import sequence_finding
-from dlearn.analysis.hanging.hang_detection import Hang, hangs
-from dlearn.analysis.hanging.hang_report import missing_text, report
 from dlearn.analysis.replay.local_activity import contexts, gradients, local_activity, nodes
 from dlearn.analysis.replay.steps import Step, WalkParts, Walkthrough, program_parts
 from dlearn.analysis.replay.tensor_chunks import pieces
 from dlearn.analysis.telling.explanations import message_sentence, problem_sentences
+from dlearn.diagnosis.hang_detection import Hang, hangs
+from dlearn.diagnosis.hang_report import missing_text, report
 from dlearn.events.event import PointToPoint
 from dlearn.events.event_table import Rows
 from dlearn.join.message_evidence import messages as all_messages
@@ -52,9 +51,9 @@ def walkthrough(
     """
     found = all_messages(trace)
     if messages is None:
-        part, asked, finding, later = _played(trace, found, MOST_MESSAGES)
+        part, asked, finding, later = _played(trace, found)
     else:
-        part, asked, finding, later = _Played(trace, messages, "")
+        part, asked, finding, later = trace, messages, "", 0
     # By the time of sending, which is never after what follows from it, and then by step.
     came = [message for message in asked if not _is_hung(message)]
     chosen = [(_left_ns(message), message) for message in came]
@@ -84,7 +83,7 @@ def walkthrough(
     if len(own) > MOST_OWN_STEPS:
         notes.append(f"Of {len(own):,} steps inside of ranks the first {MOST_OWN_STEPS:,} are shown.")
     return Walkthrough(
-        title=title or finding or _chosen_title(asked, MOST_MESSAGES),
+        title=title or finding or _chosen_title(asked),
         steps=tuple(_with_parts(steps)),
         panels=tuple(walk.panels),
         graphs=tuple(walk.graphs),
@@ -93,52 +92,35 @@ def walkthrough(
     )
 
 
-def is_control(message: Message) -> bool:
-    """Return whether a message holds none of the program's data, as in a barrier."""
-    return message.control or (message.how != "observed" and message.payload_bytes == 0)
-
-
 # Which messages of a long trace are played: one whole step, or what led to its hang -----------------------------------
 
 
-class _Played(NamedTuple):
-    """The messages to play, their title, and the trace of what ranks do meanwhile; `later` are left out."""
+def _played(trace: Trace, found: Messages) -> tuple[Trace, Sequence[Message], str, int]:
+    """Choose all if few came, else the last step in which all came, or what led to a hang.
 
-    trace: Trace
-    messages: Sequence[Message]
-    title: str
-    later: int = 0
-
-
-def _played(trace: Trace, found: Messages, most: int) -> _Played:
-    """Choose all if few came, else the last step in which all came, or what led to a hang."""
+    Return the trace of what ranks do meanwhile, the messages, a title, and how many are left out.
+    """
     missing = found.missing
-    if len(found) - missing.sum() <= most:
-        return _Played(trace, found, sequence_finding(trace))
+    if len(found) - missing.sum() <= MOST_MESSAGES:
+        return trace, found, sequence_finding(trace), 0
     if hangs(trace):
         came, never = found.at(np.flatnonzero(~missing)), found.at(np.flatnonzero(missing))
         before = [message for message in came if message.operation is came[-1].operation]
-        return _Played(trace, [*before[-MOST_OF_ONE:], *never], sequence_finding(trace))
-    steps = (each for each in _steps_from_the_last(trace, found) if 0 < len(each[2]) <= most)
+        return trace, [*before[-MOST_OF_ONE:], *never], sequence_finding(trace), 0
+    every = _steps_from_the_last(trace, found)
+    steps = (each for each in every if 0 < len(each[2]) <= MOST_MESSAGES)
     for name, part, indices in chain(steps, _collectives_from_the_last(trace, found)):
         inside = all_messages(part).at(indices)
         if all(message.how != "missing" for message in inside):
             size = size_text(sum(message.payload_bytes or 0 for message in inside))
             of_all = f"{len(inside):,} of {count_text(len(found), 'message')}, {size}"
-            return _Played(part, inside, f"{name}: {of_all}")
-    first, hung = _first(found, most)
-    title, later = _chosen_title(found, most), len(found) - len(first) - len(hung)
-    return _Played(trace, [*found.at(first), *found.at(hung)], title, later)
-
-
-def _first(found: Messages, most: int) -> tuple[Rows, Rows]:
-    """Return the indices of the first messages sent, at most `most`, and of all that hung."""
+            return part, inside, f"{name}: {of_all}", 0
     row = found.operations.rows[found.columns.operation]
-    hung = found.missing & found.operations.table.is_collective[row]
-    came = np.flatnonzero(~hung)
-    if len(np.unique(row[came])) == 1:
-        most = MOST_OF_ONE
-    return came[:most], np.flatnonzero(hung)
+    hung = missing & found.operations.table.is_collective[row]
+    others = np.flatnonzero(~hung)
+    most = MOST_OF_ONE if len(np.unique(row[others])) == 1 else MOST_MESSAGES
+    shown = [*found.at(others[:most]), *found.at(np.flatnonzero(hung))]
+    return trace, shown, _chosen_title(found), len(found) - len(shown)
 
 
 def _left_ns(message: Message) -> int:
@@ -167,9 +149,9 @@ def _collectives_from_the_last(trace: Trace, found: Messages) -> Iterator[_Part]
             yield f"{first.operation.op} #{first.operation.seq}{what}", trace, indices
 
 
-def _chosen_title(chosen: Sequence[Message], most: int) -> str:
+def _chosen_title(chosen: Sequence[Message]) -> str:
     """Say how many of the messages asked for are played, and their bytes."""
-    shown = chosen[:most]
+    shown = chosen[:MOST_MESSAGES]
     sizes = [message.payload_bytes for message in shown if message.how != "missing"]
     size = size_text(sum(filter(None, sizes)))
     size += f" and {sizes.count(None):,} of unknown size" * (None in sizes)
@@ -219,16 +201,17 @@ def _never_came(trace: Trace, messages: Iterable[Message]) -> list[Step]:
     stuck = hangs(trace)
     causes = []
     for cause in report(stuck, trace):
-        causes.append((cause.hang, capital(cause.sentence, cause.speaker, trace.labels)))
-    known = {id(hang.operation) for hang in stuck}
-    for identity, operation in hung.items():
-        if identity not in known:
-            causes.append((Hang(operation, operation.ranks), f"{operation.op}: {missing_text(operation, trace)}"))
+        if id(cause.hang.operation) in hung:
+            sentence = capital(cause.sentence, cause.speaker, trace.labels)
+            causes.append((cause.hang, sentence))
+    for hang in stuck:
+        hung.pop(id(hang.operation), None)
+    for operation in hung.values():
+        sentence = f"{operation.op}: {missing_text(operation, trace)}"
+        causes.append((Hang(operation, operation.ranks), sentence))
     where, steps = program_parts(trace.whole), []
     for hang, sentence in causes:
         operation = hang.operation
-        if id(operation) not in hung:
-            continue
         last = max(operation.ends, key=lambda end: end.start_ns)
         span, phase = where.of_event(last)
         never = [(pair.src, pair.dst) for pair in sums_of(operation)]
@@ -259,6 +242,8 @@ def _message_steps(
     marks = _tag_marks([message for _, message in ordered], tags)
     for index, (at_ns, message) in enumerate(ordered):
         mark, words = marks[index], walk.words.get(index)
+        # Without the program's data, as in a barrier.
+        control = message.control or (message.how != "observed" and message.payload_bytes == 0)
         sentence = message_sentence(message, trace)
         # A tag's number is in the sentence already, and only a name is new.
         if mark and mark != f"tag {message.operation.tag}":
@@ -268,7 +253,7 @@ def _message_steps(
         step = Step(
             rank=message.src, at_ns=at_ns, until_ns=message.received_ns, message=message,
             sentence=sentence, mark=mark, op=message.op, span=span, phase=phase,
-            control=is_control(message), changes=tuple(walk.changes.get(index, ())),
+            control=control, changes=tuple(walk.changes.get(index, ())),
         )  # fmt: skip
         steps.append(step)
     return steps

@@ -6,21 +6,22 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from itertools import chain, pairwise
 
 import msgspec
 import numpy as np
 
 from dlearn.errors import TraceError
-from dlearn.events.event import RpcWindow
+from dlearn.events.event import RPC, RpcWindow
 from dlearn.join.ends import bytes_of
 from dlearn.join.joining import operations
 from dlearn.join.ledger import WireBytes
 from dlearn.join.operation_messages import messages_of
 from dlearn.join.rpc_messages import UNKNOWN, phase_of, wire_bytes
-from dlearn.join.selecting import PHASES
+from dlearn.join.selection import PHASES
 from dlearn.join.tables.message_table import Message
-from dlearn.join.wire import RPC, Meter, meters
+from dlearn.join.wire import meters
 from dlearn.shown import Paragraph, RankNames, Result, Table, count_text, listed
 from dlearn.trace import Trace
 
@@ -182,7 +183,7 @@ def iteration(trace: Trace, number: int | None = None) -> Iteration:
     by_rank = {rank: _messages(trace, contexts[rank][number]) for rank in drivers}
     phases: list[PhaseBytes] = []
     for rank, sent in by_rank.items():
-        phases += _phases(trace, rank, contexts[rank][number], sent)
+        phases += _phases(trace, contexts[rank][number], sent)
     steps, labels = _steps(by_rank), trace.labels
     return Iteration(number=number, drivers=drivers, steps=steps, phases=tuple(phases), labels=labels)
 
@@ -226,17 +227,16 @@ def _steps(by_rank: dict[int, PhaseMessages]) -> tuple[IterationStep, ...]:
     return tuple(steps)
 
 
-def _phases(trace: Trace, rank: int, context: RpcWindow, messages: PhaseMessages) -> list[PhaseBytes]:
+def _phases(trace: Trace, context: RpcWindow, messages: PhaseMessages) -> Iterator[PhaseBytes]:
     """Sum up what the driver sent and received in each phase; `measure="phase"` measures it there."""
     ways: dict[tuple[str, int, int], list[Message]] = defaultdict(list)
     for phase, message in messages:
-        if rank in (message.src, message.dst):
+        if context.rank in (message.src, message.dst):
             ways[phase, message.src, message.dst].append(message)
-    measured = _measured(trace, rank, context, meters(trace.whole).get(rank))
-    sums = []
+    measured = _measured(trace, context)
     for (phase, src, dst), sent in ways.items():
         sizes = [wire_bytes(message) for message in sent]
-        row = PhaseBytes(
+        yield PhaseBytes(
             phase=phase,
             src=src,
             dst=dst,
@@ -246,12 +246,11 @@ def _phases(trace: Trace, rank: int, context: RpcWindow, messages: PhaseMessages
             observer_bytes=sum(message.observer_bytes for message in sent),
             measured_bytes=measured.get((phase, src, dst)),
         )
-        sums.append(row)
-    return sums
 
 
-def _measured(trace: Trace, rank: int, context: RpcWindow, meter: Meter | None) -> dict[tuple[str, int, int], int]:
+def _measured(trace: Trace, context: RpcWindow) -> dict[tuple[str, int, int], int]:
     """Return what was counted between the samples before the context, around its backward, and its end."""
+    rank, meter = context.rank, meters(trace.whole).get(context.rank)
     windows: dict[str, RpcWindow] = {}
     for window in trace.whole.of(RpcWindow):
         if window.rank == rank and window.context == context.context:

@@ -53,15 +53,13 @@ def autograd_graph(trace: Trace, context: int | None = None) -> networkx.DiGraph
 
 def graph_finding(graph: AutogradGraph) -> str:
     """Write "The backward pass crosses 4 times: 160 B each"."""
-    wires = graph.wires
-    if not wires:
+    sizes = [wire.payload_bytes for wire in graph.wires]
+    if not sizes:
         return "The backward pass crosses to no other worker"
-    sizes = [wire.payload_bytes for wire in wires]
-    times = {1: "once", 2: "twice"}.get(len(wires), f"{len(wires):,} times")
+    times = {1: "once", 2: "twice"}.get(len(sizes), f"{len(sizes):,} times")
+    text = f"{size_text(sum(sizes))} in all"
     if len(set(sizes)) == 1:
-        text = f"{size_text(sizes[0])} each" if len(sizes) > 1 else size_text(sizes[0])
-    else:
-        text = f"{size_text(sum(sizes))} in all"
+        text = size_text(sizes[0]) + " each" * (len(sizes) > 1)
     return f"The backward pass crosses {times}: {text}"
 
 

@@ -9,12 +9,13 @@ import numpy as np
 
 from dlearn.analysis.ddp.step_times import step_times
 from dlearn.analysis.ddp.training_steps import last_step
-from dlearn.analysis.hanging.hang_report import missing_text
 from dlearn.analysis.rpc.iteration import Iteration, iteration, iterations
-from dlearn.analysis.telling.post_mortem import story
 from dlearn.analysis.volume.reconcile import reconcile
 from dlearn.analysis.volume.topology import topologies
 from dlearn.analysis.volume.traffic import Traffic, traffic_of
+from dlearn.diagnosis.hang_report import missing_text
+from dlearn.diagnosis.mismatch_report import mismatch_text
+from dlearn.diagnosis.post_mortem import story
 from dlearn.events.event import Collective
 from dlearn.events.source import ServiceCall
 from dlearn.join.ends import payload_bytes
@@ -275,7 +276,8 @@ def _errors(operation: Operation) -> tuple[tuple[int, str], ...]:
 def _sentence(group: Sequence[Operation], count: int, trace: Trace) -> str:
     """Write "In all: all_reduce of 8 B (int64[1]), 3 times; 0→1: 8 B (derived)."."""
     first, phase, src, dst = group[0], _phase(group[0]), group[0].sender, group[0].receiver
-    then = f" in {_PHASES.get(phase, phase)}" if phase != "none" else ""
+    then = f" in {first.group.name}" if first.group.described else ""
+    then += f" in {_PHASES.get(phase, phase)}" if phase != "none" else ""
     then += f", {count:,} times" if count > 1 else ""
     size, what = _size_text(*_sizes(first)), first.describe(most=NAMES_SHOWN)
     if src is not None and dst is not None:
@@ -302,7 +304,7 @@ def _outcome(operation: Operation, trace: Trace) -> str:
         return missing_text(operation, trace)
     errors, alone = _errors(operation), operation.sender is not None
     if not errors:
-        return operation.problem if alone else ""
+        return mismatch_text(operation, trace) if alone else ""
     where = f"on {trace.labels.listed(rank for rank, _ in errors)}"
     if len(errors) == len(operation.group.members) > 1:
         where = "on every rank"
@@ -310,7 +312,7 @@ def _outcome(operation: Operation, trace: Trace) -> str:
     if operation.refused:
         return f"refused at once {where} ({why}): nothing was sent"
     unknown = "" if alone else "which of its messages have travelled is not known"
-    known = operation.problem or unknown
+    known = mismatch_text(operation, trace) or unknown
     text = f"it failed {where} ({why})"
     return f"{text}: {known}" if known else text
 
@@ -323,7 +325,8 @@ def _routes(group: Sequence[Operation], trace: Trace) -> str:
         if reason is not None:
             root = _root(operation)
             its_root = f" (its root is {trace.label(root)})" if root is not None else ""
-            return f"who sends to whom inside it is not known{its_root}: {reason}"
+            why = mismatch_text(operation, trace) or str(reason)
+            return f"who sends to whom inside it is not known{its_root}: {why}"
     return _known_routes(shown, trace)
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Container, Hashable, Iterable
+from itertools import repeat
 
 import msgspec
 import numpy as np
 
-from dlearn.events.event_table import NONE, Column, Rows
+from dlearn.events.event_table import NONE, Rows
 from dlearn.join.ends import How
-from dlearn.join.operation_messages import PairSum, sums_of, times_of_calls, why_unknown
+from dlearn.join.operation_messages import sums_of, times_of_calls, why_unknown
 from dlearn.join.tables.message_table import Message
 from dlearn.join.tables.operation_table import Operation
 from dlearn.join.tables.operations import Operations
@@ -57,16 +58,16 @@ def count_messages(shown: Operations, ranks: Container[int]) -> Sums:
     leaves, _ = shown.leaves()
     times_of_call = times_of_calls(leaves)
     for one, indices in leaves.groups():
-        sums = _timed_sums(one, leaves, indices, times_of_call)
+        sums = sums_of(one)
         reason = None if sums else why_unknown(one)
         if reason is not None:
             unexplained[reason] += len(indices)
-        for (src, dst, how, _, times), first_ns, last_ns in sums:
+        timed = _with_both_times(one, leaves, indices, times_of_call)
+        for (src, dst, how, _, times), both in zip(sums, timed, strict=False):
             if src not in ranks or dst not in ranks:
                 continue
             if how == "missing":
                 never_came += times * len(indices)
-            both = int(((first_ns != NONE) & (last_ns != NONE)).sum())
             count += times * both
             arrows += both
             derived += times * both * (how == "derived")
@@ -74,23 +75,16 @@ def count_messages(shown: Operations, ranks: Container[int]) -> Sums:
     return Sums(count, never_came, arrows, derived, derived_arrows, unexplained)
 
 
-def _timed_sums(
-    one: Operation, leaves: Operations, indices: Rows, times_of_call: np.ndarray
-) -> list[tuple[PairSum, Column, Column]]:
-    """Return `sums_of` one operation of a class, with the times of sending and receiving in all of the class."""
-    if one.is_call:  # The request is first, the reply second.
-        sums = enumerate(sums_of(one))
-        return [(pair, times_of_call[indices, step, 0], times_of_call[indices, step, 1]) for step, pair in sums]
-    last_arrival_ns, end_ns, starts_ns, ends_ns = leaves.times(indices)
-    none = np.full(len(indices), NONE)
+def _with_both_times(one: Operation, leaves: Operations, indices: Rows, times_of_call: np.ndarray) -> Iterable[int]:
+    """Count, for each of `sums_of(one)`, the operations of its class that have both times of it."""
+    if one.is_call:  # Of the request, then of the reply.
+        return [int(count) for count in (times_of_call[indices] != NONE).all(axis=2).sum(axis=0)]
+    _, end_ns, starts_ns, ends_ns = leaves.times(indices)
+    known = (end_ns != NONE) & (not one.failed)
     if one.sender is not None:
-        sent_ns = starts_ns[:, 0] if one.ends[0].op == "send" else none
-        received_ns = ends_ns[:, -1] if one.ends[-1].op == "recv" else none
-    else:
-        is_known = (end_ns != NONE) & (not one.failed)
-        sent_ns = np.where(is_known, last_arrival_ns, NONE)
-        received_ns = np.where(is_known, np.maximum(last_arrival_ns, end_ns), NONE)
-    return [(pair, sent_ns, received_ns) for pair in sums_of(one)]
+        both = one.ends[0].op == "send" and one.ends[-1].op == "recv"
+        known = (starts_ns[:, 0] != NONE) & (ends_ns[:, -1] != NONE) & both
+    return repeat(int(known.sum()))
 
 
 def flows(messages: Iterable[Message], *, by_step: bool) -> tuple[Flow, ...]:

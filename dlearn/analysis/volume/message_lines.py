@@ -35,13 +35,10 @@ def text_lines(found: Messages) -> Iterator[str]:
 
 def csv_lines(found: Messages) -> Iterator[str]:
     """Yield a head, then a line a message."""
-    line = io.StringIO()
-    writer = csv.writer(line, lineterminator="")
     for values in chain([FIELDS], (_values(found, message) for message in found)):
-        writer.writerow(values)
+        line = io.StringIO()
+        csv.writer(line, lineterminator="").writerow(values)
         yield line.getvalue()
-        line.seek(0)
-        line.truncate()
 
 
 def json_lines(found: Messages) -> Iterator[str]:

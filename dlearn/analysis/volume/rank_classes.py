@@ -18,7 +18,7 @@ Role = tuple[Hashable, bool, int]
 Roles = dict[int, list[Role]]
 """Those of each rank in one operation."""
 Colors = dict[int, int]
-"""The number of each rank's class."""
+"""The class of each rank: the first rank that is in it."""
 
 
 def rank_classes(trace: Trace, ranks: Sequence[int]) -> dict[int, int]:
@@ -34,31 +34,34 @@ def rank_classes(trace: Trace, ranks: Sequence[int]) -> dict[int, int]:
         for by_rank, (_, indices) in zip(roles, shown.groups(), strict=True):
             for rank in by_rank.keys() & color.keys():
                 signatures[rank][_signature(by_rank[rank], color)] += len(indices)
-        refined = _numbered({rank: frozenset(signature.items()) for rank, signature in signatures.items()})
+        refined = _firsts({rank: frozenset(seen.items()) for rank, seen in signatures.items()})
         if len({*refined.values()}) == len({*color.values()}):
             break
         color = refined
-    some = [rank for same in _groups(color) if 1 < len(same) < len(ranks) for rank in same]
-    groups = _groups(_numbered({rank: (color[rank], _in_order(shown, roles, rank, color)) for rank in some}))
-    return {rank: same[0] for same in groups if len(same) > 1 for rank in same}
+    sizes = Counter(color.values())
+    some = [rank for rank in ranks if 1 < sizes[color[rank]] < len(ranks)]
+    firsts = _firsts({rank: (color[rank], _in_order(shown, roles, rank, color)) for rank in some})
+    sizes = Counter(firsts.values())
+    return {rank: first for rank, first in firsts.items() if sizes[first] > 1}
 
 
 def _roles(one: Operation) -> Roles:
     """Return what each rank sends and receives in it, without control messages; or its call."""
-    found: Roles = defaultdict(list)
-    sent: list[tuple[int, int, Hashable]]
+    roles: Roles = defaultdict(list)
+
+    def add(src: int, dst: int, *what: Hashable) -> None:
+        roles[src].append((what, True, dst))
+        roles[dst].append((what, False, src))
+
     if one.exchange is not None:
-        asked = [each for each in messages_of(one) if not each.control]
-        sent = [(each.src, each.dst, (each.op, each.what, each.payload_bytes)) for each in asked]
-    else:
-        sums = [each for each in sums_of(one) if each.payload_bytes or each.how == "missing"]
-        sent = [(each.src, each.dst, (one.op, one.what, each.how, each.payload_bytes)) for each in sums]
-    for src, dst, what in sent:
-        found[src].append((what, True, dst))
-        found[dst].append((what, False, src))
-    for rank in () if sent or one.exchange is not None else one.ranks:
-        found[rank].append((one.op, True, rank))
-    return found
+        for message in messages_of(one):
+            if not message.control:
+                add(message.src, message.dst, message.op, message.what, message.payload_bytes)
+        return roles
+    for pair in sums_of(one):
+        if pair.payload_bytes or pair.how == "missing":
+            add(pair.src, pair.dst, one.op, one.what, pair.how, pair.payload_bytes)
+    return roles or {rank: [(one.op, True, rank)] for rank in one.ranks}
 
 
 def _signature(roles: Iterable[Role], color: Colors) -> Hashable:
@@ -77,13 +80,6 @@ def _in_order(shown: Operations, roles: Sequence[Roles], rank: int, color: Color
     return tuple(by_class[number] for number in numbers if by_class[number])
 
 
-def _numbered(signatures: dict[int, Hashable]) -> Colors:
-    numbers: dict[Hashable, int] = {}
-    return {rank: numbers.setdefault(signature, len(numbers)) for rank, signature in signatures.items()}
-
-
-def _groups(color: Colors) -> list[list[int]]:
-    groups: dict[int, list[int]] = defaultdict(list)
-    for rank, number in color.items():
-        groups[number].append(rank)
-    return list(groups.values())
+def _firsts(signatures: dict[int, Hashable]) -> Colors:
+    firsts: dict[Hashable, int] = {}
+    return {rank: firsts.setdefault(signature, rank) for rank, signature in signatures.items()}

@@ -11,17 +11,16 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from dlearn.events.event import Counters, Span
+from dlearn.events.event import NO_GROUP, RPC, Counters, Span
 from dlearn.join.ledger import Ledger, Pair, SampleRange, Why, counted_together, ledger_of, name_of
 from dlearn.join.rpc_messages import FRAMING_ERROR, MESSAGE_BYTES
 from dlearn.join.selection import once
-from dlearn.join.wire import NO_GROUP, RPC, unattributed_bytes, why_not_measured
+from dlearn.join.wire import unattributed_bytes, why_not_measured
 from dlearn.join.wording import Reason
 from dlearn.shown import Paragraph, RankNames, Result, Table, count_text, first_few
 from dlearn.trace import Trace
 
 _PARTS_SHOWN = 12
-_NOTHING = "no call was recorded whose bytes could be compared, and nothing was counted"
 
 
 class WirePart(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,7 +106,8 @@ class Reconciliation(Result, frozen=True, kw_only=True):
         notes = [note for note in (self.not_measured, whole.note) if note]
         aside = f" ({'; '.join(notes)})" if notes else ""
         if not whole.pairs:
-            return f"{whole.what}: {_NOTHING}{aside}."
+            nothing = "no call was recorded whose bytes could be compared, and nothing was counted"
+            return f"{whole.what}: {nothing}{aside}."
         text = "not measured"
         if whole.measured_bytes is not None and not self.not_measured:
             text = f"measured by the kernel {whole.measured_bytes:,} B, residue {whole.residue_text}"
@@ -225,8 +225,8 @@ def _whole(trace: Trace, ledger: Ledger) -> WirePart:
     if blind and ledger.meters:
         shown = blind if len(blind) <= 8 else [*blind[:8], "..."]
         notes.append(f"no samples of {', '.join(shown)}")
-    broken = [process.label for process in trace.processes if not process.complete]
-    notes += [f"lines of {label}'s file are lost" for label in broken[:8]]
+    broken = [process for process in trace.processes if not process.complete]
+    notes += [f"lines of {process.label}'s file are lost" for process in broken[:8]]
     unseen = sum(pair.measured_bytes is None for pair in pairs)
     if unseen:
         were = "connection was" if unseen == 1 else "connections were"
@@ -262,6 +262,11 @@ _RESIDUES: dict[Why, str] = {
     "not written yet": "predicted, and not written on {where} when the counters were read: {size}",
     "not seen": "not seen: {size} were written on {where} that no recorded call accounts for",
 }
+_CONNECTIONS = {
+    "?": "connections older than the recording",
+    "": "connections of no known group",
+    RPC: "the connections of RPC",
+}
 
 
 def _not_predicted(unexplained: Counter[Reason]) -> list[str]:
@@ -276,16 +281,9 @@ def _residues(pairs: Iterable[Pair]) -> list[str]:
             sizes[pair.why, pair.group] += abs(pair.residue_bytes or 0)
     texts = []
     for (why, group), size in sizes.items():
-        texts.append(_RESIDUES[why].format(size=f"{size:,} B", where=_connections(group)))
+        where = _CONNECTIONS.get(group, f"the connections of group {group}")
+        texts.append(_RESIDUES[why].format(size=f"{size:,} B", where=where))
     return texts
-
-
-def _connections(group: str) -> str:
-    if group == "?":
-        return "connections older than the recording"
-    if not group:
-        return "connections of no known group"
-    return "the connections of RPC" if group == RPC else f"the connections of group {group}"
 
 
 def _spans(trace: Trace, ledger: Ledger) -> Iterator[WirePart]:
@@ -297,12 +295,11 @@ def _spans(trace: Trace, ledger: Ledger) -> Iterator[WirePart]:
     times: Counter[tuple[int, str]] = Counter()
     for event in sorted(trace.of(Span), key=lambda event: event.number):
         numbers = samples[event.rank, event.number]
-        if event.rank not in ledger.meters or len(numbers) < 2:
-            continue
-        known = ledger.meters[event.rank].numbers
-        between = event.rank, bisect_left(known, min(numbers)), bisect_left(known, max(numbers))
-        together[event.name, times[event.rank, event.name]].append(between)
-        times[event.rank, event.name] += 1
+        if event.rank in ledger.meters and len(numbers) > 1:
+            known = ledger.meters[event.rank].numbers
+            between = event.rank, bisect_left(known, min(numbers)), bisect_left(known, max(numbers))
+            together[event.name, times[event.rank, event.name]].append(between)
+            times[event.rank, event.name] += 1
     for (name, _), ranges in together.items():
         yield _part(name, ranges, ledger)
 

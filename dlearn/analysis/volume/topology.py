@@ -44,7 +44,6 @@ class Topology(Result, frozen=True):
     hosts: dict[str, tuple[int, ...]]
     edges: tuple[LinkSum, ...]
     rings: tuple[Ring, ...]
-    channels: int
     choices: tuple[Choice, ...]
     switch: bool
 
@@ -145,5 +144,5 @@ def _topology(trace: Trace, group: Group, wiring: Wiring) -> Topology:
         edges.append(LinkSum(*ends, len(found), tuple(vias), tuple(sorted(filter(None, cards)))))
     rings = [Ring(tuple(map(members.__getitem__, ring.order)), ring.channels) for ring in wiring.rings]
     ranks_of = {host: tuple(ranks) for host, ranks in hosts.items()}
-    facts = wiring.channels, wiring.choices, wiring.switch
-    return Topology(group, trace.labels, ranks_of, tuple(edges), tuple(rings), *facts)
+    facts = tuple(edges), tuple(rings), wiring.choices, wiring.switch
+    return Topology(group, trace.labels, ranks_of, *facts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, Literal
 
@@ -40,7 +40,7 @@ class Matrix(Result, frozen=True):
         """Return the bytes by (sender, receiver)."""
         raise NotImplementedError
 
-    def not_known(self) -> list[str]:
+    def not_known(self) -> Iterator[str]:
         """Say what the numbers leave out, a sentence each."""
         raise NotImplementedError
 
@@ -119,14 +119,12 @@ class Traffic(Matrix, frozen=True):
     def sizes(self) -> dict[Edge, int]:
         return self.payload_bytes
 
-    def not_known(self) -> list[str]:
-        texts = []
+    def not_known(self) -> Iterator[str]:
         if self.unexplained:
-            operations = count_text(self.unexplained, "operation")
-            texts.append(f"not counted: {operations} whose messages are not known")
+            asked = count_text(self.unexplained, "operation")
+            yield f"not counted: {asked} whose messages are not known"
         if self.unsized:
-            texts.append(f"not counted: {count_text(self.unsized, 'message')} whose size is not known")
-        return texts
+            yield f"not counted: {count_text(self.unsized, 'message')} whose size is not known"
 
 
 class WireTraffic(Matrix, frozen=True):
@@ -147,13 +145,11 @@ class WireTraffic(Matrix, frozen=True):
     def sizes(self) -> dict[Edge, int]:
         return self.wire_bytes
 
-    def not_known(self) -> list[str]:
-        texts = []
+    def not_known(self) -> Iterator[str]:
         for reason, count in self.not_predicted.items():
-            texts.append(f"not counted: {count_text(count, 'operation')}: {reason}")
+            yield f"not counted: {count_text(count, 'operation')}: {reason}"
         if self.not_measured:
-            texts.append(f"not measured: {self.not_measured}")
-        return texts
+            yield f"not measured: {self.not_measured}"
 
 
 @once
@@ -237,19 +233,17 @@ def predicted_traffic(trace: Trace) -> WireTraffic:
 def measured_traffic(trace: Trace) -> WireTraffic:
     """Sum up what the kernel counted, where it counted exactly this part of the trace."""
     sizes: Counter[Edge] = Counter()
-    observer, why, ledger = 0, _why_not_exactly(trace), ledger_of(trace)
-    pairs, _ = ledger.pairs(ledger.whole) if not why else ([], None)
+    why, ledger = _why_not_exactly(trace), ledger_of(trace)
+    pairs = [] if why else ledger.pairs(ledger.whole)[0]
+    closed = [trace.label(pair.src) for pair in pairs if pair.measured_bytes is None]
+    if closed:
+        pairs = []
+        why = f"a connection of {closed[0]} was closed before the last sample, or not seen"
     for pair in pairs:
-        if pair.measured_bytes is None:
-            sender = trace.label(pair.src)
-            why = f"a connection of {sender} was closed before the last sample, or not seen"
-            break
-        sizes[pair.src, pair.dst] += pair.measured_bytes
-        observer += pair.observer_bytes
-    if why:
-        return WireTraffic(_ranks(trace, ()), trace.labels, "measured", {}, {}, why)
+        sizes[pair.src, pair.dst] += pair.measured_bytes or 0
+    observer = sum(pair.observer_bytes for pair in pairs)
     ranks = _ranks(trace, sizes)
-    return WireTraffic(ranks, trace.labels, "measured", dict(sizes), {}, "", observer)
+    return WireTraffic(ranks, trace.labels, "measured", dict(sizes), {}, why, observer)
 
 
 def _why_not_exactly(trace: Trace) -> str:

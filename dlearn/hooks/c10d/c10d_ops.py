@@ -65,7 +65,9 @@ class Signature:
         self.group = index["process_group"]
         self.root, self.peer = index.get("root_rank"), index.get("dst", index.get("src"))
         self.tag, self.is_p2p = index.get("tag", -1), "tag" in index
-        self.splits, self._async_op = index.get("input_split_sizes"), index.get("async_op")
+        splits, takes = index.get("input_split_sizes"), index.get("output_split_sizes")
+        self._parts = {"splits": (splits, self.gives), "takes": (takes, self.gets)}
+        self._async_op = index.get("async_op")
         self.redispatch = overload._handle.redispatch_boxed
         returns = [str(value.type).endswith("c10d.Work") for value in overload._schema.returns]
         self._returns = len(returns)
@@ -86,14 +88,16 @@ class Signature:
                 return tensor.is_meta
         return False
 
-    def split_bytes(self, args: tuple[Any, ...]) -> tuple[int, ...]:
-        """Return the bytes for each group rank, of an all-to-all that is given sizes."""
-        rows = args[self.splits] if self.splits is not None and self.splits < len(args) else ()
-        if not rows or self.gives is None:
-            return ()
-        (tensor,) = tensors_of(args, self.gives)
-        row_bytes = tensor.element_size() * math.prod(tensor.shape[1:])
-        return tuple(int(count) * row_bytes for count in rows)
+    def parts(self, args: tuple[Any, ...]) -> dict[str, tuple[int, ...]]:
+        """Return the bytes for (`splits`) and from (`takes`) each group rank, where given, of an all-to-all."""
+        found = {}
+        for name, (rows, where) in self._parts.items():
+            counts = args[rows] if rows is not None and rows < len(args) else ()
+            if counts:
+                (tensor,) = tensors_of(args, where)
+                row_bytes = tensor.element_size() * math.prod(tensor.shape[1:])
+                found[name] = tuple([int(count) * row_bytes for count in counts])
+        return found
 
     def waits_at_once(self, args: tuple[Any, ...]) -> bool:
         """Return whether the caller waits for the Work before it does anything else: `async_op=False`."""

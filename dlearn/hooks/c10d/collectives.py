@@ -32,7 +32,6 @@ from dlearn.hooks.c10d.works import Callbacks, WaitingWorks, future_of
 from dlearn.hooks.callers import caller
 from dlearn.hooks.cuda_times import CudaTimes, Mark
 from dlearn.hooks.host import Host
-from dlearn.hooks.network.sockets import NO_GROUP
 from dlearn.hooks.patches import Patches, guarded
 from dlearn.hooks.private import unfit, untraced
 
@@ -64,6 +63,18 @@ def _install(host: Host, undo: Patches) -> None:
         kernel: Any = watch.kernel(Signature(schema))
         library.impl(schema, kernel, "BackendSelect", with_keyset=True)  # type: ignore[no-untyped-call]
 
+
+def _error_text(error: BaseException) -> str:
+    """Return the exception's class and the first line of torch's reason."""
+    reason = str(error).partition("\n")[0]
+    if reason.startswith("[/"):  # The place in C++ that raised it.
+        reason = reason.partition("] ")[2]
+    reason = reason.partition(". ")[0][:_LONGEST_REASON]
+    return f"{type(error).__name__}: {reason}" if reason else type(error).__name__
+
+
+_LONGEST_REASON = 100
+"""Characters of it that are kept."""
 
 Args = tuple[Any, ...]
 
@@ -109,7 +120,7 @@ class _OpWatch:
                 result = signature.redispatch(keyset & _AFTER, *args)
             except BaseException as error:
                 if call is not None:
-                    host.end(call.number, by=raises_by, error=type(error).__name__)
+                    host.end(call.number, by=raises_by, error=_error_text(error))
                 raise
             if call is not None:
                 try:
@@ -121,15 +132,18 @@ class _OpWatch:
         return kernel
 
     def _collective_begins(self, signature: Signature, args: Args) -> _Call:
-        group = self._host.groups.of(ProcessGroup.unbox(args[signature.group]))
+        pg = ProcessGroup.unbox(args[signature.group])
+        group = self._host.groups.of(pg)
         root = args[signature.root] if signature.root is not None else None
         inputs, outputs = tensors_of(args, signature.gives), tensors_of(args, signature.gets)
-        name, splits = signature.name, signature.split_bytes(args)
+        name, parts = signature.name, signature.parts(args)
         if name == "broadcast" and group.rank != root:
             inputs, outputs = (), inputs
-        number = note_collective(self._host, name, group, inputs, outputs, root=root, splits=splits)
+        number = note_collective(self._host, name, group, inputs, outputs, root=root, **parts)
         begun = None
-        if group.on_gpu and not _is_coalesced(signature, args):
+        # What may be launched later, with others, has no end that is known.
+        is_open = pg in distributed_c10d._world.pg_coalesce_state
+        if group.on_gpu and not is_open and not name.endswith("_coalesced"):
             devices = [tensor.device for tensor in signature.tensors(args)]
             begun = self._host.times.mark(devices[0] if devices else None)
         return _Call(number, group, begun)
@@ -174,13 +188,6 @@ def hold(op: str, group: ProcessGroup, tensors: Sequence[torch.Tensor], *, peer:
         gate.current.wait(op, peer, ops.bytes_of(tensors))
 
 
-def _is_coalesced(signature: Signature, args: Args) -> bool:
-    """Return whether it may be launched later, with others: its end is then unknown."""
-    group = ProcessGroup.unbox(args[signature.group])
-    is_open = group in distributed_c10d._world.pg_coalesce_state
-    return is_open or signature.name.endswith("_coalesced")
-
-
 def note_collective(
     host: Host,
     op: str,
@@ -190,9 +197,9 @@ def note_collective(
     *,
     root: int | None = None,
     splits: Sequence[int] = (),
+    takes: Sequence[int] = (),
 ) -> int:
     """Report a collective with the tensors that this rank gives and gets; return the event's number."""
-    made_by = caller(sys._getframe())
     return host.event(
         Collective,
         op=op,
@@ -201,14 +208,10 @@ def note_collective(
         inputs=tuple(map(ops.describe_one, inputs)),
         outputs=tuple(map(ops.describe_one, outputs)),
         root=root,
-        role=made_by.role,
-        launcher=made_by.launcher,
-        backward=made_by.backward,
-        bucket_index=made_by.bucket_index,
         splits=tuple(splits),
+        takes=tuple(takes),
         checksum=ops.checksum(inputs) if host.options.checksums else None,
-        phase=made_by.phase,
-        site=made_by.site,
+        **caller(sys._getframe())._asdict(),
     )
 
 
@@ -261,7 +264,7 @@ def install_groups(host: Host) -> Undo:
         all_groups = group is None or group is dist.GroupMember.WORLD
         if all_groups:
             clocks.close()
-        sockets.watch(NO_GROUP)
+        sockets.watch()
         count()
         groups.destroying(None if all_groups else group)
 

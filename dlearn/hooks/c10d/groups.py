@@ -89,7 +89,7 @@ class Groups:
     def _meet(self, pg: ProcessGroup, ranks: Iterable[int]) -> OwnGroup:
         outer = getattr(pg, "steps_of", None)
         within = self.of(outer).name if outer is not None else ""
-        name = f"{within} steps" if outer is not None else self._numbered(pg.group_name, "~")
+        name = f"{within} steps" if outer is not None else self._numbered(_name_of(pg), "~")
         _, store = dist.distributed_c10d._world.pg_map.get(outer or pg, (None, None))
         word = word_in(store, "dlearn/group")
         fact = GroupFact(
@@ -114,6 +114,14 @@ class Groups:
             collectives=itertools.count(done + 1),
             p2ps=itertools.count(1),
         )
+
+
+def _name_of(pg: ProcessGroup) -> str:
+    """Return torch's name of a group, a count; with a description, as a mesh's, "dp 1"."""
+    purpose = pg.group_desc.removeprefix("mesh_")
+    if purpose in ("", "undefined", "default_pg"):
+        return pg.group_name
+    return f"{purpose} {pg.group_name}"
 
 
 def _backend_name(pg: ProcessGroup) -> str:

@@ -36,6 +36,14 @@ def future_of(work: Work) -> Any:
         return None
 
 
+def outcome_of(future: Any) -> tuple[Any, str]:
+    """Return the value with which a future is done, and ""; else its error, and the error's class."""
+    try:
+        return future.value(), ""
+    except Exception as error:  # The operation's own, of any class: the user sees it at `wait`.
+        return error, type(error).__name__
+
+
 class Callbacks:
     """Ends that the futures of collectives, or of RPC calls, report on a thread of the backend or agent."""
 
@@ -53,11 +61,7 @@ class Callbacks:
 
     @untraced
     def _done(self, number: int, learn: Callable[[Any], dict[str, Any]] | None, future: Any) -> None:
-        error = ""
-        try:
-            value = future.value()
-        except Exception as failure:  # The operation's own error, of any class: the user sees it at `wait`.
-            value, error = failure, type(failure).__name__
+        value, error = outcome_of(future)
         if number in self._open:
             facts = guarded(self._emit, "a result", learn, value) if learn is not None else None
             self._end(number, by="callback", error=error, **(facts or {}))
@@ -145,7 +149,7 @@ class WaitingWorks:
                 error = type(failure).__name__
                 raise
             finally:
-                self._ended(work, error)
+                guarded(self._emit, "Work.wait", self._ended, work, error)
 
         return wait
 
@@ -172,18 +176,13 @@ class WaitingWorks:
             self._ended(work)
 
     def _ended(self, work: Work, error: str = "") -> None:
-        try:
-            held = self._forget(id(work))
-            if held is not None:
-                peer = work._source_rank() if held.any_source and not error else None
-                self._emit.end(held.number, by="wait", error=error, peer=peer)
-        except Exception as failure:
-            self._emit.failed("Work.wait", failure)
+        held = self._forget(id(work))
+        if held is not None:
+            peer = work._source_rank() if held.any_source and not error else None
+            self._emit.end(held.number, by="wait", error=error, peer=peer)
 
     def release(self) -> None:
         """Report, at the end of the recording, that the program has not waited for these."""
-        for held in self._held.values():
-            self._emit.end(held.number, by=NOT_OBSERVED)
-        self._held.clear()
-        self._by_output.clear()
-        self._bytes = 0
+        for work_id in list(self._held):
+            if (held := self._forget(work_id)) is not None:
+                self._emit.end(held.number, by=NOT_OBSERVED)

@@ -179,19 +179,18 @@ class ClockServer:
     def _read(self, store: Store, reference: str) -> None:
         """Ask for the time repeatedly, and note the answer whose error is smallest."""
         question = json.dumps({"kind": "time", "rank": self.rank})
-        best: tuple[int, int, int] | None = None
-        rounds = 0
+        readings: list[tuple[int, int, int]] = []
         deadline = time.monotonic() + READING_SECONDS
-        while best is None or (rounds < ROUNDS and time.monotonic() < deadline):
-            rounds += 1
+        while not readings or (len(readings) < ROUNDS and time.monotonic() < deadline):
             asked = time.monotonic_ns()
             store.queue_push(self._prefix, question)
             answer = store.queue_pop(f"{self._prefix}/{self.rank}")
             came = time.monotonic_ns()
             heard, answered = map(int, answer.split())
-            reading = ((came - asked) - (answered - heard) + 1) // 2, ((heard - asked) + (answered - came)) // 2, came
-            best = min(best, reading) if best else reading
-        error, offset, at = best
+            error = ((came - asked) - (answered - heard) + 1) // 2
+            readings.append((error, ((heard - asked) + (answered - came)) // 2, came))
+        error, offset, at = min(readings)
+        rounds = len(readings)
         self._emit.fact(ClockReading(at_ns=at, offset_ns=offset, error_ns=error, reference=reference, rounds=rounds))
 
     def _hello(self) -> str:

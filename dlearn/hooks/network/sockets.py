@@ -27,16 +27,10 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
 from torch._C._distributed_rpc import _get_current_rpc_agent, _is_current_rpc_agent_set
 
-from dlearn.events.event import NotMeasured, Socket
+from dlearn.events.event import NO_GROUP, RPC, UNKNOWN_GROUP, NotMeasured, Socket
 from dlearn.hooks import Emit
 from dlearn.hooks.network.clock import innermost
 from dlearn.hooks.patches import guarded
-
-RPC = "rpc"  # The group of the connections of RPC's agent.
-NO_GROUP = ""
-"""The group of connections beside the known groups: messages may go past the recorder."""
-UNKNOWN_GROUP = "?"
-"""The group of a connection that is older than the recording, where the process has several groups."""
 
 STILL_SECONDS = 0.0005  # Counters that have not moved for so long stand still.
 RPC_STILL_SECONDS = 0.005  # RPC's threads answer one by one, when they get Python's lock.
@@ -143,7 +137,7 @@ class Sockets:
                     return sent - again + not_sent, received
         return None, None
 
-    def watch(self, group: str | None) -> bool:
+    def watch(self, group: str | None = NO_GROUP) -> bool:
         """Watch the connections that are new as this group's, or RPC's; with None they are not counted.
 
         Return whether there are any. (RPC's workers agree by connections that are not counted, before the agent.)

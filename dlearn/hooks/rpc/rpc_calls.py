@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch._C._distributed_rpc import PyRRef
@@ -18,6 +18,7 @@ from torch.distributed.rpc.internal import PythonUDF, RemoteException, _Internal
 
 from dlearn.events.event import RpcArrival, RpcCall, RpcReply, RpcRun, RpcWindow, RRefFork
 from dlearn.hooks import gate
+from dlearn.hooks.c10d.works import outcome_of
 from dlearn.hooks.callers import caller
 from dlearn.hooks.patches import Patches, guarded
 from dlearn.hooks.rpc.rpc_state import (
@@ -25,7 +26,6 @@ from dlearn.hooks.rpc.rpc_state import (
     CallId,
     RpcCalls,
     describe_all,
-    error_of,
     flatten,
     observing_now,
     result_of_cpp,
@@ -182,11 +182,12 @@ def watch_pickler(calls: RpcCalls, patches: Patches) -> None:
         if len(data) < TRAILER.size or data[-4:] != MAGIC:
             return original(pickler, data, tensors)
         kind, worker, number, context, _ = TRAILER.unpack(data[-TRAILER.size :])
-        arrived = _Arrived(CallId(worker, number), kind, context, time.monotonic_ns())
+        at_ns = time.monotonic_ns()
         if context < 0 and kind == FETCHED:
             # The owner of the value does not know the context; the thread that fetches it does.
-            arrived = arrived._replace(context=calls.context.get(this_thread(), -1))
+            context = calls.context.get(this_thread(), -1)
         value = original(pickler, data, tensors)
+        arrived = CallId(worker, number), kind, context, at_ns
         runs = guarded(emit, "an RPC's data", _note_unpacked, calls, arrived, value, tensors)
         return value if runs is None else runs
 
@@ -246,16 +247,11 @@ def _note_packed(calls: RpcCalls, thread: int, value: Any, data: bytes, tensors:
     return trailer
 
 
-class _Arrived(NamedTuple):
-    """What the trailer of a message says, and when it arrived."""
-
-    call: CallId
-    kind: bytes
-    context: int
-    at_ns: int
+Arrived = tuple[CallId, bytes, int, int]
+"""Call, kind of message and context, as a trailer says, and when it arrived, in ns."""
 
 
-def _note_unpacked(calls: RpcCalls, arrived: _Arrived, value: Any, tensors: Sequence[torch.Tensor]) -> PythonUDF | None:
+def _note_unpacked(calls: RpcCalls, arrived: Arrived, value: Any, tensors: Sequence[torch.Tensor]) -> PythonUDF | None:
     """Return the function that is to run instead of the one in a request, to see its run."""
     call, kind, context, at_ns = arrived
     # From a call's caller, a fetched value's owner, or a reply's callee.
@@ -309,18 +305,16 @@ class _Run:
 
             def then(future: Any) -> Any:
                 # The reply is packed right after this, in this thread.
-                self._end(this_thread(), error=error_of(future))
+                self._end(this_thread(), error=outcome_of(future)[1])
                 return future.value()
 
             return result.then(then)
         if self.remote and calls.graph is not None and self.context >= 0:
             # When it is fetched, the context in which it was made may be unknown.
-            guarded(calls.host, "a remote value", self._watch_graph, result)
+            watch = partial(calls.watch_graph, self.context)
+            guarded(calls.host, "a remote value", lambda: watch(tensors_in(result)))
         self._end(thread)
         return result
-
-    def _watch_graph(self, result: Any) -> None:
-        self.calls.watch_graph(self.context, tensors_in(result))
 
     def _begin(self, thread: int, args: Any, kwargs: Any) -> None:
         calls, context = self.calls, self.context if self.context >= 0 else None

@@ -26,6 +26,7 @@ from torch.distributed.rpc import api, backend_registry
 
 from dlearn.events.event import RpcResult, RpcWindow, Worker
 from dlearn.hooks import Undo
+from dlearn.hooks.c10d.works import outcome_of
 from dlearn.hooks.callers import caller
 from dlearn.hooks.host import Host
 from dlearn.hooks.patches import Patches, ended, guarded
@@ -33,7 +34,6 @@ from dlearn.hooks.rpc.autograd import Graph
 from dlearn.hooks.rpc.rpc_calls import watch_callers, watch_pickler
 from dlearn.hooks.rpc.rpc_state import (
     RpcCalls,
-    error_of,
     result_of_cpp,
     tensors_in,
     this_thread,
@@ -65,7 +65,7 @@ def _end_unanswered(calls: RpcCalls) -> None:
     """Report the error of each future that has failed; one that is still open belongs to a call that hangs."""
     for number, future, _ in list(calls.waiting.values()):
         if future.done():
-            calls.host.end(number, by="future", error=error_of(future))
+            calls.host.end(number, by="future", error=outcome_of(future)[1])
 
 
 # Agents ---------------------------------------------------------------------------------------------------------------
@@ -114,7 +114,9 @@ def _meet(calls: RpcCalls, log: str) -> None:
 
 def watch_windows(calls: RpcCalls, patches: Patches) -> None:
     """Report each call of Python below which C++ sends messages of its own."""
-    host, count = calls.host, calls.host.count_phase
+    host = calls.host
+    # As a phase of an iteration over RPC begins or ends.
+    count = host.count if host.options.measure == "phase" else lambda: None
 
     def window(op: str, **facts: Any) -> AbstractContextManager[dict[str, Any]]:
         """Report what is done inside as a window; what is put into the dict is known at its end."""

@@ -111,15 +111,6 @@ def watch_runs(emit: Emit, node: Any, begins: Callable[[Any], Any], ends: Callab
     node.register_hook(after)
 
 
-def error_of(future: Any) -> str:
-    """Return the name of the error with which a future is done; "" without one."""
-    try:
-        future.value()
-    except Exception as error:  # The call's own, of whatever class: the program sees it at `wait`.
-        return type(error).__name__
-    return ""
-
-
 def flatten(value: Any) -> Iterator[Any]:
     """Yield the values in lists, tuples and dicts, however deep."""
     if isinstance(value, list | tuple):

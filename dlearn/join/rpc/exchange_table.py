@@ -14,7 +14,7 @@ from typing import Any, Self, get_args
 import numpy as np
 
 from dlearn.events.event import Event, RpcCall, RpcReply, RpcRun, RpcWindow
-from dlearn.events.event_table import NONE, Column, EventTable, Lazy, Mask, Rows, find, or_none
+from dlearn.events.event_table import NONE, Column, EventTable, Lazy, Mask, Rows, or_none
 from dlearn.events.short_lines import ENDED_BY
 from dlearn.join.columns import number_rows
 from dlearn.join.rpc import rpc_exchange as rpc
@@ -23,7 +23,6 @@ from dlearn.join.rpc.rpc_exchange import KnownBy, Request, RpcExchange, Workers
 _KINDS = tuple(rpc.REPLY_OF)
 _KNOWN_BY: tuple[KnownBy, ...] = get_args(KnownBy)
 BACKWARD_KIND, UNKNOWN_KIND = _KINDS.index(rpc.BACKWARD), _KINDS.index("")
-_PYTHON = _KNOWN_BY.index("python")
 _ENDS = ("call", "run", "reply", "arrival", "cause")
 _TIMES = ("sent_ns", "received_ns", "reply_sent_ns", "reply_received_ns")
 _OWN = {"number", "start_ns", "end_ns", "ended_by", "parent", "call", "handed_ns", "arrived_ns"}
@@ -96,13 +95,14 @@ class ExchangeTable:
         order = np.lexsort((handed_ns - events.start_ns[call], at_ns))
         call, run, reply = call[order], run[order], reply[order]
         dst = events.of_firsts(lambda first: known.rank(getattr(first, "to", None)), np.int64)
+        kind = events.of_firsts(lambda first: _KINDS.index(rpc.kind_of_call(first)), np.intp)
         return cls(
             events=events,
             known=known,
             src=events.rank[call],
             dst=dst[call],
-            kind=events.of_firsts(_kind_of, np.intp)[call],
-            known_by=np.full(len(call), _PYTHON),
+            kind=kind[call],
+            known_by=np.full(len(call), _KNOWN_BY.index("python")),
             call=call,
             run=run,
             reply=reply,
@@ -146,19 +146,13 @@ class ExchangeTable:
     @cached_property
     def after_backward(self) -> Mask:
         """Return whether each was sent in a context whose backward pass was over."""
-        windows = self.events.made(np.flatnonzero(self.events.is_a(RpcWindow)))
         over: dict[int, int] = {}
-        for window in windows:
+        for window in self.events.made(np.flatnonzero(self.events.is_a(RpcWindow))):
             assert isinstance(window, RpcWindow)
             if window.op == "backward" and window.end_ns is not None and window.context is not None:
                 over[window.context] = window.end_ns
-        contexts = np.array(sorted(over), np.int64)
-        index, known = find(self.context, contexts)
-        end_ns = np.array([over[context] for context in contexts.tolist()], np.int64)
-        sent_ns = np.where(self.sent_ns == NONE, 0, self.sent_ns)
-        after = np.zeros(len(self), bool)
-        after[known] = sent_ns[known] > end_ns[index[known]]
-        return after
+        end_ns = np.array([over.get(context, 2**62) for context in self.context.tolist()], np.int64)
+        return np.asarray(np.maximum(self.sent_ns, 0) > end_ns)
 
     @property
     def called_ns(self) -> Column:
@@ -236,10 +230,6 @@ def numbers_of(events: EventTable, rows: Rows, name: str) -> Column:
     return at_rows(events.column(name), rows, NONE)
 
 
-def _kind_of(first: Event) -> int:
-    return _KINDS.index(rpc.kind_of_call(first)) if isinstance(first, RpcCall) else UNKNOWN_KIND
-
-
 def _match_to_calls(events: EventTable, calls: Rows, rows: Rows, known: Workers) -> Rows:
     """Match executions (or replies) to calls: return the last of these rows that belongs to each call; -1: none."""
     ranks = 1 + max([events.rank.max(initial=0), *known.by_id.values()])
@@ -248,26 +238,19 @@ def _match_to_calls(events: EventTable, calls: Rows, rows: Rows, known: Workers)
     key = numbers_of(events, rows, "call") * ranks + caller
     key[caller < 0] = -1
     order = np.argsort(key, kind="stable")
+    rows, key = np.append(-1, rows[order]), np.append(NONE, key[order])  # Before all, none.
     wanted = numbers_of(events, calls, "call") * ranks + events.rank[calls]
-    index = np.searchsorted(key[order], wanted, side="right") - 1
-    found = np.full(len(calls), -1)
-    if len(rows):
-        rows, key = rows[order], key[order]
-        found = np.where(key[index] == wanted, rows[index], -1)
-    return found
+    index = np.searchsorted(key, wanted, side="right") - 1
+    return np.where(key[index] == wanted, rows[index], -1)
 
 
 def _groups_of_events(events: EventTable) -> Rows:
     """Return the same number for rows whose events differ only in their own numbers and times."""
     numbers: dict[Any, int] = {}
-    shared: dict[type[Event], list[str]] = {}
     found = np.zeros(len(events.firsts), np.int64)
     for like, first in enumerate(events.firsts):
-        kind = type(first)
-        if kind not in shared:
-            shared[kind] = [name for name in kind.__struct_fields__ if name not in _OWN]
-        key = (kind, *[getattr(first, name) for name in shared[kind]])
-        found[like] = numbers.setdefault(key, len(numbers))
+        shared = [getattr(first, name) for name in first.__struct_fields__ if name not in _OWN]
+        found[like] = numbers.setdefault((type(first), *shared), len(numbers))
     return found[events.like]
 
 

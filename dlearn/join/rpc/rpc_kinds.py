@@ -29,8 +29,7 @@ from dlearn.events.event_table import Column, Events, Mask
 from dlearn.events.process import Process
 from dlearn.join.rpc import rpc_exchange as rpc
 from dlearn.join.rpc.exchange_table import BACKWARD_KIND, UNKNOWN_KIND, Exchanges, ExchangeTable, at_rows
-from dlearn.join.rpc.rpc_exchange import KnownBy, Request, RpcExchange, Seen, Workers
-from dlearn.join.rpc.rpc_matching import RequestMatcher, TimeWindow, shortest_first, span_of
+from dlearn.join.rpc.rpc_exchange import KnownBy, Request, RequestMatcher, RpcExchange, Seen, TimeWindow, Workers
 
 
 @dataclass(frozen=True)
@@ -167,12 +166,12 @@ def _mismatch(exchange: RpcExchange, request: Request) -> int:
 
 
 def _fetches(saw: Seen, requests: RequestMatcher, known: Workers) -> None:
-    for window in shortest_first([*saw.windows["to_here"], *saw.windows["rref backward"]]):
+    for window in rpc.shortest_first([*saw.windows["to_here"], *saw.windows["rref backward"]]):
         kind = rpc.FETCH if window.context is None else rpc.FORWARD
         if window.op == "rref backward":
             kind = rpc.RREF_BACKWARD
         exchange = _sent_in(window, kind)
-        if requests.match(exchange, span_of(window, known.rank(window.to))) is not None:
+        if requests.match(exchange, rpc.span_of(window, known.rank(window.to))) is not None:
             _add_fetched_value(exchange, window, saw)
 
 
@@ -202,17 +201,17 @@ def _backward(saw: Seen, requests: RequestMatcher, known: Workers) -> None:
     Then it is the last request that came in this backward pass before that work. The last gradient
     chooses first.
     """
-    for window in shortest_first(saw.windows["crossing"]):
+    for window in rpc.shortest_first(saw.windows["crossing"]):
         dst = known.by_id.get(window.to) if window.to is not None else None
-        requests.match(_sent_in(window, rpc.BACKWARD), span_of(window, dst))
+        requests.match(_sent_in(window, rpc.BACKWARD), rpc.span_of(window, dst))
     began = {window.context: window.start_ns for window in saw.windows["backward"]}
     for window in sorted(saw.windows["gradient"], key=lambda window: -window.start_ns):
         first_ns = began.get(window.context, 0)
         span = TimeWindow(known.rank(window.to), first_ns, window.start_ns, window.rank)
-        sent = [(each.received_ns, each) for each in requests.within(span) if each.received_ns is not None]
-        came = [each for each in sent if each[0] <= window.start_ns]
+        sent = requests.within(span)
+        came = [each for each in sent if (each.received_ns or 2**62) <= window.start_ns]
         if came:
-            request = max(came, key=lambda each: each[0])[1]
+            request = max(came, key=lambda each: each.received_ns or 0)
             requests.take(request, rpc.BACKWARD, "window", window, window.context)
 
 
@@ -293,7 +292,7 @@ def _references(saw: Seen, requests: RequestMatcher, known: Workers) -> Asked:
     """Match what is sent while a reference is unpacked; return the requests for a copy."""
     asked: Asked = []
     unpackings = _unpackings(requests.exchanges)
-    for window in shortest_first(saw.windows["rref"]):
+    for window in rpc.shortest_first(saw.windows["rref"]):
         owner, parent = known.rank(window.to), known.rank(window.parent_worker)
         if parent == owner:
             continue  # The owner took note of the copy when it sent it.
@@ -305,17 +304,18 @@ def _references(saw: Seen, requests: RequestMatcher, known: Workers) -> Asked:
             message = min(around, key=lambda each: each[1] - each[0])[2]
             exchange.cause, exchange.context = message.call or window, message.context
         if owner == window.rank:
-            requests.match(exchange, span_of(window, parent))
-        elif requests.match(exchange, span_of(window, owner), partial(_delay, parent, requests)) is not None:
+            requests.match(exchange, rpc.span_of(window, parent))
+        elif requests.match(exchange, rpc.span_of(window, owner), partial(_delay, parent, requests)) is not None:
             asked.append((exchange, parent))
     return asked
 
 
-def _unpackings(
-    exchanges: Sequence[RpcExchange],
-) -> dict[tuple[int, int], list[tuple[int, int, RpcExchange]]]:
-    """Return from when to when, in ns, a rank unpacks each message, a call or a reply, of another."""
-    spans: dict[tuple[int, int], list[tuple[int, int, RpcExchange]]] = defaultdict(list)
+Unpackings = dict[tuple[int, int], list[tuple[int, int, RpcExchange]]]
+"""From when to when, in ns, a rank unpacks each message, a call or a reply, of another."""
+
+
+def _unpackings(exchanges: Sequence[RpcExchange]) -> Unpackings:
+    spans: Unpackings = defaultdict(list)
     for exchange in exchanges:
         run, call, request = exchange.run, exchange.call, exchange.request
         if run is not None:
@@ -328,12 +328,11 @@ def _unpackings(
 
 def _acceptances(asked: Asked, requests: RequestMatcher) -> None:
     """Take what follows another message: all that has a window of its own is matched by now."""
-    calls = [exchange for exchange in requests.exchanges if exchange.call is not None]
     for exchange, parent in sorted(asked, key=_answered_ns):
         granted = _granted(exchange.request, parent, requests)
         if granted is not None:
             requests.take(granted, rpc.ACCEPT, "rule", exchange.cause, exchange.context)
-    for exchange in calls:
+    for exchange in tuple(requests.exchanges):
         _unpacked_in_cpp(exchange, requests)
 
 

@@ -278,14 +278,11 @@ class Messages(Lazy[Message], Shown):
 
     def table_rows(self, some: Iterable[Message]) -> Iterator[tuple[str, ...]]:
         """Yield these messages as rows of a table; times from the first that was sent."""
-        # They stand in the order of sending; one without a time stands where its operation was called.
-        every = (message for place in range(len(self)) for message in self.at(np.array([place])))
-        first_ns = next((message.sent_ns for message in every if message.sent_ns is not None), 0)
+        known = self.columns.sent_ns[self.columns.sent_ns != NONE]  # In the order of sending.
+        first_ns = int(known[0]) if len(known) else 0
         for message in some:
-            yield self._row(message, first_ns)
-
-    def _row(self, message: Message, first_ns: int) -> tuple[str, ...]:
-        size = "?" if message.payload_bytes is None else f"{message.payload_bytes:,}"
-        sent = "-" if message.sent_ns is None else f"{(message.sent_ns - first_ns) / 1e6:,.3f}"
-        how = f"{message.how}, confirmed" if message.confirmed else message.how
-        return self.labels[message.src], self.labels[message.dst], size, sent, how, message.op, message.what
+            src, dst = self.labels[message.src], self.labels[message.dst]
+            size = "?" if message.payload_bytes is None else f"{message.payload_bytes:,}"
+            sent = "-" if message.sent_ns is None else f"{(message.sent_ns - first_ns) / 1e6:,.3f}"
+            how = f"{message.how}, confirmed" if message.confirmed else message.how
+            yield src, dst, size, sent, how, message.op, message.what

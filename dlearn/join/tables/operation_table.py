@@ -231,6 +231,10 @@ class OperationTable:
         shift = self.first[chosen] - (np.cumsum(counts) - counts)
         return np.repeat(shift, counts) + np.arange(counts.sum())
 
+    def end_rows(self, rows: Rows) -> Rows:
+        """Return the events, as rows, of operations of as many ends each: a row for each."""
+        return self.end_row[self.ends_of(rows)].reshape(len(rows), -1)
+
     def with_more(self, more: Sequence[tuple[OperationClass, End]]) -> OperationTable:
         """Return the table with a row behind its own for each of these calls of one end."""
         if not more:
@@ -320,8 +324,7 @@ class OperationTable:
         """Return when the last rank was done, in ns; NONE if some rank is not, or not seen."""
         end_ns = self.over_ends(np.maximum, self.events.end_ns)
         unknown = self.over_ends(np.minimum, self.events.end_ns) == NONE
-        unknown[list(self.missing)] = True
-        return np.where(unknown, NONE, end_ns)
+        return np.where(unknown | self.is_missing, NONE, end_ns)
 
     @cached_property
     def pending(self) -> Mask:
@@ -370,7 +373,7 @@ class OperationTable:
 
     def times(self, rows: Rows) -> TransferTimes:
         """Return the times of operations of as many ends each."""
-        ends = self.end_row[self.ends_of(rows)].reshape(len(rows), -1)
+        ends = self.end_rows(rows)
         starts_ns, ends_ns = self.events.start_ns[ends], self.events.end_ns[ends]
         return TransferTimes(self.last_arrival_ns[rows], self.end_ns[rows], starts_ns, ends_ns)
 

@@ -95,11 +95,6 @@ class Operations(Lazy[Operation], Shown):
         return self.table.end_row[self.table.first[self.rows]]
 
     @property
-    def seq(self) -> Column:
-        """Return the number of each in its group, as its first end has counted."""
-        return self.table.events.seq[self.first_ends]
-
-    @property
     def is_call(self) -> Mask:
         """Return which are calls of RPC or of a service."""
         return self.table.is_call[self.rows]
@@ -110,16 +105,15 @@ class Operations(Lazy[Operation], Shown):
 
     @cached_property
     def _all_groups(self) -> list[tuple[Operation, Rows]]:
-        return self._grouped(np.arange(len(self)))
+        return self.groups(np.arange(len(self)))
 
     def groups(self, places: Rows | None = None) -> list[tuple[Operation, Rows]]:
         """Return groups of operations (those with these indices) that differ only in their times.
 
         Of each group, one operation, and the indices of all. One with steps is a group of its own.
         """
-        return self._all_groups if places is None else self._grouped(places)
-
-    def _grouped(self, places: Rows) -> list[tuple[Operation, Rows]]:
+        if places is None:
+            return self._all_groups
         kinds = self.table.kinds[self.rows[places]]
         _, first, kind = np.unique(kinds, return_index=True, return_inverse=True)
         order = np.argsort(kind, kind="stable")
@@ -148,11 +142,6 @@ class Operations(Lazy[Operation], Shown):
         rows = self.rows[places]
         rows[has_steps] = steps[begins[rows[has_steps]] + turn[has_steps]]
         return Operations(self.table, rows, self.labels), places
-
-    def end_rows(self, places: Rows) -> Rows:
-        """Return the rows of the ends, in the table of events, of operations of a group: a row each."""
-        rows = self.rows[places]
-        return self.table.end_row[self.table.ends_of(rows)].reshape(len(rows), -1)
 
     def times(self, places: Rows) -> TransferTimes:
         """Return the times of operations of a group."""
@@ -186,7 +175,7 @@ class Operations(Lazy[Operation], Shown):
             {
                 "op": same(lambda one: one.op),
                 "group": same(lambda one: one.group.name),
-                "seq": self.seq,
+                "seq": self.table.events.seq[self.first_ends],
                 "ranks": same(lambda one: len(one.ends)).astype(np.int64),
                 "src": same(lambda one: None if one.sender is None else label[one.sender]),
                 "dst": same(lambda one: None if one.receiver is None else label[one.receiver]),

@@ -6,7 +6,6 @@ rank that is to have a network of its own goes there first, while it has one thr
 
 from __future__ import annotations
 
-import importlib.machinery
 import importlib.util
 import json
 import os
@@ -14,7 +13,7 @@ import socket
 import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
@@ -61,12 +60,8 @@ def attach() -> None:
 
 def enter_network(server: str) -> None:
     """Go into a network of its own, hand over its device, and wait until all ranks have."""
-    path = os.path.join(os.path.dirname(os.path.dirname(_HERE)), "network", "namespace.py")
-    spec = importlib.util.spec_from_file_location("dlearn_namespace", path)
-    assert spec is not None
-    assert spec.loader is not None
-    namespace = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(namespace)
+    from dlearn.network import namespace
+
     rank = int(os.environ["RANK"])
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(server)
@@ -88,7 +83,7 @@ def is_rank() -> bool:
 
 def give_way() -> None:
     sys.path[:] = [path for path in sys.path if path != _HERE]
-    hidden = importlib.machinery.PathFinder.find_spec("sitecustomize")
+    hidden = PathFinder.find_spec("sitecustomize")
     if hidden is not None and hidden.loader is not None:
         module = importlib.util.module_from_spec(hidden)
         sys.modules["sitecustomize"] = module

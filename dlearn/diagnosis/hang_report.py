@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from dlearn.analysis.hanging.hang_detection import Hang, Pace, came_out, group_of, inside, last_seen, refusals
-from dlearn.analysis.hanging.roots import ring_from, waits_of
+from dlearn.diagnosis.hang_detection import Hang, Pace, came_out, group_of, inside, last_seen, refusals
+from dlearn.diagnosis.mismatch_report import called_at, makers_text, mismatch_text, tags_text
+from dlearn.diagnosis.roots import ring_from, waits_of
 from dlearn.events.event import Collective
 from dlearn.events.mpi_facts import OtherMpiCall
 from dlearn.join.ends import End, Group, RpcEnd
@@ -43,7 +44,7 @@ def report(found: Sequence[Hang], trace: Trace, notes: Mapping[int, str] | None 
         circle = _circle(hang, rest)
         if circle:  # It is sorted: the first waits on the lowest rank.
             rest = [later for later in rest if later not in circle]
-            sentence = _circle_sentence(circle, trace)
+            sentence = _circle_sentence(circle, trace) + tags_text(circle[0].operation, trace)
             reports.append(HangReport(circle[0].waiting[0], sentence, circle[0]))
             continue
         sentence, exchange = hang_sentence(hang, trace, notes), hang.operation.exchange
@@ -128,7 +129,8 @@ def hang_sentence(hang: Hang, trace: Trace, notes: Mapping[int, str] | None = No
     if not operation.missing:
         return f"{who} {waits(count)} in {call}; {why_stuck(operation, trace)}"
     missing = trace.labels.listed(operation.missing)
-    return f"{who} {waits(count)} for {missing} in {call}; {why_missing(operation, trace, notes)}"
+    why = why_missing(operation, trace, notes) + tags_text(operation, trace)
+    return f"{who} {waits(count)} for {missing} in {call}; {why}"
 
 
 def _rpc_sentence(operation: Operation, trace: Trace) -> str:
@@ -224,7 +226,7 @@ def why_missing(
 def why_stuck(operation: Operation, trace: Trace) -> str:
     """Say why a call does not end that no rank is known to have missed."""
     if operation.mismatch is not None:
-        texts = operation.problem, called_at(operation, trace), _makers_text(operation, trace)
+        texts = (text(operation, trace) for text in (mismatch_text, called_at, makers_text))
         return "; ".join(filter(None, texts))
     if out := came_out(operation, trace):
         return f"{trace.labels.listed(out)} came out of it"
@@ -233,7 +235,7 @@ def why_stuck(operation: Operation, trace: Trace) -> str:
     if operation.sender is None and operation.op == "recv":
         return "no message has come for it, from any rank"
     all_came = "all ranks called it, and it does not end"
-    return "; ".join(filter(None, (all_came, _makers_text(operation, trace))))
+    return "; ".join(filter(None, (all_came, makers_text(operation, trace))))
 
 
 def _why_unseen(operation: Operation, trace: Trace) -> str:
@@ -246,42 +248,6 @@ def _why_unseen(operation: Operation, trace: Trace) -> str:
         return f"the file of {who} is not here or not whole, so whether it came is not known"
     who = trace.labels.listed(operation.unseen)
     return f"{who} made other MPI calls, which are not read: one of them may be the call to match"
-
-
-def called_at(operation: Operation, trace: Trace, call: str = "") -> str:
-    """Write "rank 0 called broadcast at a.py:5, rank 1 all_reduce at a.py:7"; "" of one line.
-
-    `call` names the operation, else its op.
-    """
-    ends = [end for end in operation.ends if end.site]
-    if len({end.site for end in ends}) < 2:
-        return ""
-    one_op = len({end.op for end in ends}) == 1
-    calls = [f"{trace.label(ends[0].rank)} called {call or ends[0].op} at {ends[0].site}"]
-    for end in ends[1:]:
-        op = "" if one_op else f"{end.op} "
-        calls.append(f"{trace.label(end.rank)} {op}at {end.site}")
-    return first_few(calls, _NAMES_LISTED)
-
-
-def _makers_text(operation: Operation, trace: Trace) -> str:
-    """Say on which thread, and in which hook, each rank called it; nothing if all on the program's."""
-    ends = [end for end in operation.ends if isinstance(end, Collective)]
-    if not any(end.thread or end.launcher == "comm hook" for end in ends):
-        return ""
-    first, *others = ends
-    texts = [f"{trace.label(first.rank)} called it {_maker(first)}"]
-    texts += [f"{trace.label(end.rank)} {_maker(end)}" for end in others]
-    return first_few(texts, _NAMES_LISTED)
-
-
-def _maker(end: Collective) -> str:
-    thread = f"on thread {end.thread}" if end.thread else "on the program's own thread"
-    if end.launcher != "comm hook":
-        return thread
-    bucket = "" if end.bucket_index is None else f" for bucket {end.bucket_index}"
-    hook = f"in a communication hook{bucket}"
-    return f"{hook}, {thread}" if end.thread else hook
 
 
 def whereabouts(trace: Trace, rank: int) -> str:
@@ -314,7 +280,8 @@ def _group_text(group: Group | None, other: Group | None, trace: Trace) -> str:
         return ""
     if group.default:
         return " of the default group" if other is not None else ""
-    return f" of the group of {trace.labels.listed(group.members)}"
+    names = trace.labels.listed(group.members)
+    return f" of {group.name} ({names})" if group.described else f" of the group of {names}"
 
 
 def missing_text(operation: Operation, trace: Trace) -> str:

@@ -16,7 +16,8 @@ import numpy as np
 
 from dlearn.events.event import Collective, Event, PointToPoint, RpcCall
 from dlearn.events.event_table import NONE
-from dlearn.events.job_facts import RETURNED
+from dlearn.events.job_facts import EXITED, RETURNED
+from dlearn.events.process import Process
 from dlearn.join.ends import End, Group
 from dlearn.join.joining import operations
 from dlearn.join.selection import once
@@ -91,6 +92,19 @@ def group_of(trace: Trace, call: Event) -> Group | None:
     return None
 
 
+def other_tags(operation: Operation, trace: Trace) -> tuple[Operation, ...]:
+    """Return the sends of which a receive that waits has only another tag, or the receives of a send."""
+    if not (operation.is_message and operation.missing):
+        return ()
+    pair = (operation.group, operation.sender, operation.receiver)
+    found = []
+    for other in operations(trace.whole).unusual():
+        same = (other.group, other.sender, other.receiver) == pair
+        if same and other.missing and other.missing != operation.missing:
+            found.append(other)
+    return tuple(found)
+
+
 @once
 def refusals(trace: Trace) -> dict[tuple[int, Group], End]:
     """Return the last call of each rank in each group that was refused."""
@@ -101,24 +115,48 @@ def refusals(trace: Trace) -> dict[tuple[int, Group], End]:
 @once
 def last_seen(trace: Trace) -> dict[int, str]:
     """Say of ranks outside any call how they ended, or at which line they were when nothing came for a while."""
-    table = trace.table
     some_go_on = not all(process.closed for process in trace.processes)
     found: dict[int, str] = {}
     for process in trace.processes:
-        beat = process.heartbeat
-        if process.exit_status is not None:
+        beat, raised = process.heartbeat, raised_text(process)
+        if raised:
+            found[process.rank] = f"has {raised}"
+        elif process.exit_status == -signal.SIGTERM and (place := place_of(process, trace)):
+            found[process.rank] = f"is at {place}"  # There it was asked to end.
+        elif process.exit_status is not None:
             found[process.rank] = exit_text(process.exit_status)
         elif beat is not None and beat.ended:
-            texts = {RETURNED: "has returned from its function", SystemExit.__name__: "has called sys.exit"}
-            found[process.rank] = texts.get(beat.ended, f"has raised {beat.ended}")
+            found[process.rank] = _ENDED.get(beat.ended, f"has raised {beat.ended}")
         elif process.closed and some_go_on:
             found[process.rank] = "closed its recording, which a process that dies does not"
-        elif beat is not None:
-            last = np.flatnonzero(table.rank == process.rank)[-1:]
-            last_ns = np.maximum(table.start_ns[last], table.end_ns[last])
-            if (process.clock.to_reference(beat.at_ns) >= last_ns).all():
-                found[process.rank] = f"is at {beat.site}"
+        elif place := place_of(process, trace):
+            found[process.rank] = f"is at {place}"
     return found
+
+
+_ENDED = {
+    RETURNED: "has returned from its function",
+    EXITED: "has ended",
+    SystemExit.__name__: "has called sys.exit",
+}
+
+
+def raised_text(process: Process) -> str:
+    """Write "raised ValueError at a.py:12" of a script that an exception ended; "" of any other."""
+    beat = process.heartbeat
+    if beat is None or not (beat.ended and beat.site):
+        return ""
+    return f"raised {beat.ended} at {beat.site}"
+
+
+def place_of(process: Process, trace: Trace) -> str:
+    """Return the line at which a process was when nothing came; "" if it has made a call since."""
+    beat, table = process.heartbeat, trace.whole.table
+    if beat is None or beat.ended:
+        return ""
+    last = np.flatnonzero(table.rank == process.rank)[-1:]
+    last_ns = np.maximum(table.start_ns[last], table.end_ns[last])
+    return beat.site if (process.clock.to_reference(beat.at_ns) >= last_ns).all() else ""
 
 
 def exit_text(status: int) -> str:
@@ -197,11 +235,15 @@ _ROOTED = {"broadcast", "reduce", "gather", "gather_single", "scatter", "barrier
 """Here the root may well stand in a branch of its own, or nothing is computed."""
 
 
-Suspicion = Literal["calls", "sites", "data"]
+_THREAD_OF_CPP = "Dummy-"
+"""The name that Python gives to a thread that it has not started begins so."""
+
+
+Suspicion = Literal["calls", "message", "sites", "data"]
 
 
 class Mismatch(msgspec.Struct, frozen=True):
-    """A suspicion: "calls" do not fit together · called from different "sites" · the same "data" from all ranks.
+    """A suspicion: "calls" or a "message" that do not fit · different "sites" · the same "data".
 
     "data" needs `record(checksums=True)`, and an all-reduce before it in which the ranks gave different data of that
     size: it may have summed them already.
@@ -212,7 +254,7 @@ class Mismatch(msgspec.Struct, frozen=True):
 
 
 def mismatches(trace: Trace) -> tuple[Mismatch, ...]:
-    """Find every collective that all ranks called and that ended, and yet may be wrong, by first call."""
+    """Find collectives and messages that ended on all ranks and yet may be wrong, by first call."""
     stuck = {id(hang.operation) for hang in hangs(trace)}
     summed: set[tuple[str, int]] = set()
     found = []
@@ -222,6 +264,8 @@ def mismatches(trace: Trace) -> tuple[Mismatch, ...]:
         suspects += indices.tolist() if _may_be_wrong(one) else ()
     for operation in asked.at(np.array(sorted(suspects), np.intp)):
         calls = [end for end in operation.ends if isinstance(end, Collective)]
+        if operation.is_message and not operation.failed and id(operation) not in stuck:
+            found.append(Mismatch(operation, "message"))
         if len(calls) > 1 and not operation.missing and not operation.refused and id(operation) not in stuck:
             why = _why(operation, calls, summed)
             if why is not None:
@@ -249,5 +293,10 @@ def _why(operation: Operation, calls: Sequence[Collective], summed: set[tuple[st
             summed.add(key)
     if operation.op in _ROOTED or len({call.site for call in calls}) == 1:
         return None
-    of_the_program = not any(call.launcher or call.role or call.thread or not call.site for call in calls)
-    return "sites" if of_the_program else None
+    return "sites" if all(map(_of_the_program, calls)) else None
+
+
+def _of_the_program(call: Collective) -> bool:
+    """Return whether a line of the program made it, on a thread that Python has started."""
+    by_cpp = call.launcher or call.role or call.thread.startswith(_THREAD_OF_CPP)
+    return bool(call.site) and not by_cpp

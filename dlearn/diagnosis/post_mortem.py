@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+import math
 import re
 import signal
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 
-from dlearn.analysis.hanging.hang_detection import Mismatch, came_out, exit_text, hangs, mismatches, pace
-from dlearn.analysis.hanging.hang_report import call_text, called_at, pace_text, report, whereabouts
-from dlearn.analysis.hanging.roots import Root, Victim, WaitsFor, deadlock, follows_from, roots, victims
+from dlearn.diagnosis.group_checks import GroupClash, group_clashes
+from dlearn.diagnosis.hang_detection import (
+    Mismatch,
+    came_out,
+    exit_text,
+    hangs,
+    mismatches,
+    pace,
+    place_of,
+    raised_text,
+    refusals,
+)
+from dlearn.diagnosis.hang_report import call_text, pace_text, report, whereabouts
+from dlearn.diagnosis.mismatch_report import called_at, makers_text, mismatch_text
+from dlearn.diagnosis.roots import Root, Victim, WaitsFor, deadlock, follows_from, roots, victims
+from dlearn.events.event import NOT_OBSERVED
 from dlearn.events.process import Process
-from dlearn.shown import count_text, waits
+from dlearn.join.joining import operations
+from dlearn.shown import count_text, listed, waits
 from dlearn.trace import Trace
 
 _MISMATCHES_TOLD = 4
 _CHAINS_TOLD = 4
+_CROSSED_TOLD = 4
 _NUMBER = re.compile(r" \d+$")
 """Of a group, behind what it is for: "PIPELINE_MODEL_PARALLEL_GROUP 43"."""
 
@@ -27,24 +43,39 @@ def story(trace: Trace) -> list[str]:
     ended = []
     for process in trace.processes:
         died = process.exit_status or (process.exit_status is None and not process.closed)
-        if died and process.imported is None:
+        if (died or raised_text(process)) and process.imported is None:
             ended.append(process)
-    # Last those that were asked to end, as torchrun asks the others when a rank has failed.
-    ended.sort(key=lambda process: process.exit_status == -signal.SIGTERM)
+    ended.sort(key=_order_of_ends)
     stuck = [*root_sentences(trace), *victim_sentences(trace)]
     stuck = stuck or [each.sentence for each in report(hangs(trace), trace)]
     went = pace(trace)
     if went is not None and went.slow:
         stuck.append(f"It was {pace_text(went)}")
-    odd = [f"Observed: {each}" for each in mismatch_sentences(mismatches(trace), trace)]
+    stuck += [_clash_sentence(clash, trace) for clash in group_clashes(trace)]
+    seen = [*mismatch_sentences(mismatches(trace), trace), *_lost_sends(trace), *_failed_calls(trace)]
+    odd = [f"Observed: {each}" for each in seen]
     if len(odd) > _MISMATCHES_TOLD:
         odd[_MISMATCHES_TOLD:] = [f"Observed: {len(odd) - _MISMATCHES_TOLD:,} more of this kind"]
     fates = [fate(process, trace) for process in ended]
     return [f"{sentence}." for sentence in (*fates, *stuck, *odd)]
 
 
+def _order_of_ends(process: Process) -> tuple[bool, float]:
+    """Put ends without an exception first, then exceptions by their time, in ns.
+
+    Last come those that were asked to end, as torchrun asks the others when a rank has failed.
+    """
+    beat = process.heartbeat
+    if beat is not None and raised_text(process):
+        return False, process.clock.to_reference(beat.at_ns)
+    return process.exit_status == -signal.SIGTERM, -math.inf
+
+
 def fate(process: Process, trace: Trace) -> str:
     """Write "rank 1 was killed by SIGKILL; it was in all_reduce #3 (train.py:14)"."""
+    if text := raised_text(process):
+        # Python ends with status 1 then, if torchrun has not ended it before.
+        return "; ".join(filter(None, (f"{process.label} {text}", _refused_text(process.rank, trace))))
     if process.exit_status is not None:
         text = exit_text(process.exit_status)
         if process.closed and process.exit_status == -signal.SIGABRT:
@@ -56,9 +87,62 @@ def fate(process: Process, trace: Trace) -> str:
     else:
         text = "left a file without an end: it was killed, or still runs"
     where = whereabouts(trace, process.rank)
-    if not where and process.heartbeat is not None and process.heartbeat.site:
-        where = f"was at {process.heartbeat.site}"
-    return f"{process.label} {text}" + (f"; it {where}" if where else "")
+    if not where and (place := place_of(process, trace)):
+        where = f"was at {place}"
+    did = f"it {where}" if where else ""
+    texts = (f"{process.label} {text}", did, _refused_text(process.rank, trace))
+    return "; ".join(filter(None, texts))
+
+
+def _refused_text(rank: int, trace: Trace) -> str:
+    """Write "its send #1 (a.py:8) was refused at once: RuntimeError: ..."; "" if none was."""
+    own = [end for (caller, _), end in refusals(trace).items() if caller == rank]
+    last = max(own, key=lambda end: end.start_ns, default=None)
+    return f"its {call_text(last)} was refused at once: {last.error}" if last is not None else ""
+
+
+def _lost_sends(trace: Trace) -> list[str]:
+    """Write "rank 0 ended without waiting for its send #1 of 80 B, which rank 1 never received"."""
+    texts = []
+    for operation in operations(trace).unusual():
+        send, receiver = operation.ends[0], operation.receiver
+        unseen = send.op == "send" and send.ended_by == NOT_OBSERVED
+        if unseen and receiver is not None and receiver in operation.missing:
+            sent = f"its {call_text(send)} of {operation.payload_bytes:,} B"
+            who, whom = trace.label(send.rank), trace.label(receiver)
+            texts.append(f"{who} ended without waiting for {sent}, which {whom} never received")
+    return texts
+
+
+def _failed_calls(trace: Trace) -> list[str]:
+    """Write "update() raised IndexError on w1; w0 called it by rpc_async (a.py:19), 2 times".
+
+    The exception of a rpc_sync is raised into the caller.
+    """
+    failed: Counter[tuple[str, str, int, int, str, str]] = Counter()
+    for operation in operations(trace).unusual():
+        call = operation.exchange.call if operation.exchange is not None else None
+        error = next((end.error for end in operation.ends if end.failed), "")
+        if call is not None and error and call.op != "rpc_sync":
+            callee = operation.ends[-1].rank
+            failed[call.function, error, callee, call.rank, call.op, call.site] += 1
+    texts = []
+    for (function, error, dst, caller, op, site), times in failed.items():
+        by = f"{trace.label(caller)} called it by {op} ({site})"
+        again = f", {times:,} times" if times > 1 else ""
+        texts.append(f"{function}() raised {error} on {trace.label(dst)}; {by}{again}")
+    return texts
+
+
+def _clash_sentence(clash: GroupClash, trace: Trace) -> str:
+    """Write "group 1 is made of ranks 0 and 1 by some, of ranks 2 and 3 by others: ..."."""
+    names = [trace.labels.together(members) for members in clash.members]
+    made = f"group {clash.name} was made of {listed(names)} at once, in one store"
+    why = "which of them meet is chance, as new_group must be called by all ranks for every group"
+    texts = [f"{made}: {why}"]
+    for rank, other in clash.crossed[:_CROSSED_TOLD]:
+        texts.append(f"{trace.label(rank)}'s connection goes to {trace.label(other)}")
+    return "; ".join(texts)
 
 
 def root_sentences(trace: Trace) -> list[str]:
@@ -148,11 +232,16 @@ def _mismatch_sentence(mismatch: Mismatch, times: int, trace: Trace) -> str:
     operation = mismatch.operation
     again = f" (and {times - 1:,} more from there)" if times > 1 else ""
     call = f"{operation.op} #{operation.seq}{again}"
+    if mismatch.why == "message":
+        text = f"{call_text(operation.ends[0])}{again} went through"
+        return f"{text}, and {mismatch_text(operation, trace)}"
     if mismatch.why == "calls":
-        text = f"{call} went through, and {operation.mismatch}: its results mean nothing"
+        why = mismatch_text(operation, trace)
+        text = f"{call} went through, and {why}: its results mean nothing"
         return "; ".join(filter(None, (text, called_at(operation, trace))))
     if mismatch.why == "sites":
-        where = called_at(operation, trace, call)
+        texts = (called_at(operation, trace, call), makers_text(operation, trace))
+        where = "; ".join(filter(None, texts))
         return f"{where}; if these were not to meet, its result is wrong"
     who, count = trace.labels.listed(operation.ranks), len(operation.ends)
     text = f"{who} gave the same data, as if these had been summed before"

@@ -18,7 +18,7 @@ from typing import Literal
 
 import msgspec
 
-from dlearn.analysis.hanging.hang_detection import Hang, came_out, hangs
+from dlearn.diagnosis.hang_detection import Hang, came_out, hangs
 from dlearn.join.ends import End
 from dlearn.join.selection import once
 from dlearn.join.tables.operation_table import Operation
