@@ -146,7 +146,7 @@ LINES = {
     "dlearn/cluster": 3_415,
     "dlearn/collectives": 602,
     "dlearn/course": 1_710,
-    "dlearn/diagnosis": 1_185,
+    "dlearn/diagnosis": 1_193,
     "dlearn/draw": 4_736,
     "dlearn/events": 4_614,
     "dlearn/export": 608,
@@ -157,11 +157,11 @@ LINES = {
     "dlearn/network": 1_064,
     "dlearn/play": 2_256,
     "dlearn/recorder": 734,
-    "dlearn/scripts": 924,
+    "dlearn/scripts": 926,
     "dlearn/sources": 336,
     "docs": 1_900,
     "notebooks": 11_033,
-    "tests": 15_744,
+    "tests": 15_763,
     "tools": 184,
 }
 SLACK = 0.01  # So far below its budget a folder may be before the budget has to be lowered.

@@ -6,7 +6,7 @@ from traces import Job, header, tensor
 
 from dlearn import explain
 from dlearn.analysis import mismatches
-from dlearn.events.event import NOT_OBSERVED, GroupFact, Socket, TensorInfo, Worker
+from dlearn.events.event import NOT_OBSERVED, REFUSED, GroupFact, Socket, TensorInfo, Worker
 from dlearn.events.job_facts import Exit, Heartbeat
 
 WAITS = {"end_ns": None}
@@ -186,6 +186,11 @@ def work(rank, how):
     dist.barrier()
     if rank == 1 and how == "raises":
         raise LookupError
+    if rank == 1 and how == "handles":
+        try:
+            raise LookupError
+        except LookupError:
+            sys.exit(0)
     if rank == 1 and how == "exits":
         os._exit(7)
     dist.barrier()
@@ -210,6 +215,20 @@ def test_a_child_that_an_exception_ends_is_told_with_its_line(tmp_path, start_me
 def test_the_status_of_a_child_is_what_its_parent_saw(tmp_path):
     done = dlearn_run(tmp_path, "--trace", "t", script(tmp_path, RAISES), "exits", "spawn")
     assert "dlearn: rank 1 ended with status 7.\n" in done.stderr
+
+
+def test_a_child_that_has_handled_its_exception_is_not_told_to_have_raised_it(tmp_path):
+    done = dlearn_run(tmp_path, "--trace", "t", script(tmp_path, RAISES), "handles", "spawn")
+    assert "rank 0 raised" in done.stderr
+    assert "LookupError" not in done.stderr.partition("dlearn: the trace is in")[2]
+
+
+def test_a_call_that_was_refused_long_ago_is_not_told_of_a_rank_that_dies(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    job.collective("broadcast", ranks=[1], by=REFUSED, error="RuntimeError", site="a.py:5")
+    job.collective("barrier", start_ns=30)
+    job.files[1].append(Exit(status=-9))
+    assert "rank 1 was killed by SIGKILL." in explain(job.load()).sentences
 
 
 def test_the_line_is_the_users_and_not_that_of_a_library(tmp_path):

@@ -8,6 +8,8 @@ import signal
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 
+import numpy as np
+
 from dlearn.diagnosis.group_checks import GroupClash, group_clashes
 from dlearn.diagnosis.hang_detection import (
     Mismatch,
@@ -23,7 +25,8 @@ from dlearn.diagnosis.hang_detection import (
 from dlearn.diagnosis.hang_report import call_text, pace_text, report, whereabouts
 from dlearn.diagnosis.mismatch_report import called_at, makers_text, mismatch_text
 from dlearn.diagnosis.roots import Root, Victim, WaitsFor, deadlock, follows_from, roots, victims
-from dlearn.events.event import NOT_OBSERVED
+from dlearn.events.event import NOT_OBSERVED, Collective, PointToPoint
+from dlearn.events.event_table import NONE
 from dlearn.events.process import Process
 from dlearn.join.joining import operations
 from dlearn.shown import count_text, listed, waits
@@ -42,8 +45,9 @@ def story(trace: Trace) -> list[str]:
     # Of what another tool wrote, no end was to be expected: the process was at work.
     ended = []
     for process in trace.processes:
-        died = process.exit_status or (process.exit_status is None and not process.closed)
-        if (died or raised_text(process)) and process.imported is None:
+        # An exception that went through `with record():` may have been handled behind it.
+        not_told = process.exit_status is None and (not process.closed or raised_text(process))
+        if (process.exit_status or not_told) and process.imported is None:
             ended.append(process)
     ended.sort(key=_order_of_ends)
     stuck = [*root_sentences(trace), *victim_sentences(trace)]
@@ -95,10 +99,14 @@ def fate(process: Process, trace: Trace) -> str:
 
 
 def _refused_text(rank: int, trace: Trace) -> str:
-    """Write "its send #1 (a.py:8) was refused at once: RuntimeError: ..."; "" if none was."""
-    own = [end for (caller, _), end in refusals(trace).items() if caller == rank]
-    last = max(own, key=lambda end: end.start_ns, default=None)
-    return f"its {call_text(last)} was refused at once: {last.error}" if last is not None else ""
+    """Write "its send #1 (a.py:8) was refused at once: ..."; "" if its last call was not."""
+    table = trace.whole.table
+    calls = np.flatnonzero((table.rank == rank) & table.is_a(Collective, PointToPoint))
+    last_ns = table.start_ns[calls].max(initial=NONE)
+    for (caller, _), end in refusals(trace).items():
+        if caller == rank and end.start_ns >= last_ns:
+            return f"its {call_text(end)} was refused at once: {end.error}"
+    return ""
 
 
 def _lost_sends(trace: Trace) -> list[str]:

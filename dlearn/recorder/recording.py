@@ -196,7 +196,7 @@ class Recording(Host):
     def raised(self, error: BaseException) -> None:
         """Note an exception that ends the process, with the innermost line of user code in it."""
         if self._writer.begun:
-            site = site_of_error(error)
+            site = guarded(self, "the line of an exception", site_of_error, error) or ""
             self.fact(Heartbeat(at_ns=_clock(), ended=type(error).__name__, site=site))
 
     def failed(self, where: str, error: Exception) -> None:

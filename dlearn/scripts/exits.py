@@ -52,11 +52,13 @@ def watch_children(recording: Recording) -> None:
     def run(original: Any, process: BaseProcess) -> Any:
         try:
             return original(process)
+        except SystemExit as ending:
+            # torch's spawn writes the exception down, and exits; who exits with 0 has handled it.
+            if ending.code and ending.__context__ is not None:
+                recording.raised(ending.__context__)
+            raise
         except BaseException as error:
-            # torch's spawn writes the exception down, and exits.
-            cause = error.__context__ if isinstance(error, SystemExit) else error
-            if cause is not None:
-                recording.raised(cause)
+            recording.raised(error)
             raise
 
     patches = watch_exits(recording.path.parent, multiprocessing.popen_fork.Popen)
