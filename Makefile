@@ -63,7 +63,7 @@ paper: .venv/.demo  ## run the claims of the paper on DDP again; figures and ver
 	.venv/bin/python -m ddp_claims --out docs/ddp_paper
 
 bench: .venv/.bench  ## run every benchmark, one after the other
-	@set -e; for file in benchmarks/*.py; do echo "== $$file"; .venv/bin/python "$$file"; done
+	@set -e; for file in $$(grep -l __main__ benchmarks/*.py); do echo "== $$file"; .venv/bin/python "$$file"; done
 
 clean:  ## remove .venv (test-torch's too), demo-out, course-out, site-out and caches; recorded runs in .dlearn stay
 	rm -rf .venv .venv-torch-* demo-out course-out site-out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

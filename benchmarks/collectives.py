@@ -7,17 +7,14 @@ barrier; its time is the slowest rank's. Shown is the median over rounds with th
 to gloo in the same round. More ranks than cores wait for a core, too: those lines say so.
 """
 
-from __future__ import annotations
-
-import argparse
 import os
 import statistics
-import time
 from collections.abc import Callable
-from datetime import date
+from functools import partial
 
 import torch
 import torch.distributed as dist
+from measuring import median_text, rounds_asked, seconds_of, today
 
 from dlearn import Cluster
 from dlearn.collectives import halving_doubling, ring, star, tree
@@ -44,20 +41,16 @@ def measure(rounds: int) -> dict[str, dict[str, list[float]]]:
             for way, all_reduce in ways.items():
                 tensor.fill_(1)
                 dist.barrier()
-                start = time.perf_counter()
-                for _ in range(CALLS[size]):
-                    all_reduce(tensor)
+                seconds = seconds_of(partial(all_reduce, tensor), CALLS[size])
                 if number:  # The first round warms up.
-                    took[size][way].append((time.perf_counter() - start) / CALLS[size] * 1000)
+                    took[size][way].append(seconds * 1000)
     return took
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=15, help="all-reduces by each way and of each size (default 15)")
-    rounds = parser.parse_args().rounds
+    rounds = rounds_asked(__doc__, 15, "all-reduces by each way and of each size")
     cores = os.cpu_count() or 1
-    print(f"{date.today()}, {cores} cores; milliseconds of one all-reduce, median (min-max), ratio to gloo")
+    print(f"{today()}; milliseconds of one all-reduce, median (min-max), ratio to gloo")
     for ranks in (2, 3, 4):
         results = Cluster(ranks, record=False).run(measure, rounds, timeout=None).results
         for size in SIZES:
@@ -68,8 +61,7 @@ def main() -> None:
             }
             for way, times in took.items():
                 ratio = statistics.median(mine / gloo for mine, gloo in zip(times, took["gloo"], strict=True))
-                spread = f"({min(times):.2f}-{max(times):.2f})"
-                print(f"  {way:<17}{statistics.median(times):>8.2f} {spread:<17}{ratio:>6.2f} x gloo", flush=True)
+                print(f"  {way:<17}{median_text(times):>26}{ratio:>8.2f} x gloo", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
 """How long a student waits after letting go of a slider: both jobs run again, are counted, and the picture is drawn."""
 
-from __future__ import annotations
-
 import os
-import statistics
+
+from measuring import median_text
 
 os.environ.setdefault("MPLBACKEND", "agg")
 
@@ -23,10 +22,7 @@ def main() -> None:
         slider.value = others[turn % len(others)]
         seconds.append(knobs.seconds)
     knobs.close()
-    print(
-        f"from a slider's release to the new picture, {TURNS} turns: median {statistics.median(seconds):.2f} s"
-        f" ({min(seconds):.2f} to {max(seconds):.2f})"
-    )
+    print(f"from a slider's release to the new picture, {TURNS} turns: {median_text(seconds)} s")
 
 
 if __name__ == "__main__":

@@ -8,9 +8,6 @@ hits all of them. Shown are the first call (5 s after the import), the median of
 spread, and the memory that a rank has for itself (USS). More ranks than cores is slow for everybody.
 """
 
-from __future__ import annotations
-
-import argparse
 import json
 import os
 import statistics
@@ -18,10 +15,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from argparse import SUPPRESS
 from collections.abc import Callable, Iterator
-from datetime import date
 from pathlib import Path
 from typing import Any
+
+from measuring import median_text, option_parser, today
 
 RANKS = (2, 4)
 SECONDS_AFTER_IMPORT = 5.0
@@ -219,14 +218,14 @@ class Driver:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = option_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=7, help="later calls of each (default 7)")
-    parser.add_argument("--drive", nargs=2, metavar=("WAY", "RANKS"), help=argparse.SUPPRESS)
+    parser.add_argument("--drive", nargs=2, metavar=("WAY", "RANKS"), help=SUPPRESS)
     options = parser.parse_args()
     if options.drive:
         drive(options.drive[0], int(options.drive[1]))
         return
-    print(f"{date.today()}, {os.cpu_count()} cores, first call {SECONDS_AFTER_IMPORT:g} s after the import")
+    print(f"{today()}, first call {SECONDS_AFTER_IMPORT:g} s after the import")
     drivers = []
     for ranks in RANKS:
         for way in WAYS:
@@ -259,8 +258,7 @@ def report(drivers: list[Driver]) -> None:
         if driver.failed:
             print(f"{driver.ranks:>5}  {driver.way:<30}{driver.failed}")
             continue
-        later = driver.seconds[1:]
-        spread = f"{driver.later:.3f} ({min(later):.3f}-{max(later):.3f})"
+        spread = median_text(driver.seconds[1:], 3)
         print(
             f"{driver.ranks:>5}  {driver.way:<30}{driver.seconds[0]:>8.2f}{spread:>28}"
             f"{driver.later / ours[driver.ranks]:>10.1f}{driver.rank_bytes / 1e6:>9.0f}"

@@ -6,18 +6,18 @@ One rank, whose all-reduce of 4 bytes crosses no network. Shown is the median of
 second of a job of two ranks that does nothing but call: the processor time of that is a share of a second.
 """
 
-from __future__ import annotations
-
-import argparse
 import contextlib
 import statistics
 import tempfile
-import threading
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from measuring import option_parser, seconds_of
 
 from dlearn import Cluster
 from dlearn.analysis import reconcile
@@ -27,13 +27,8 @@ from dlearn.live.live_rows import LiveRows
 
 def measure(calls: int) -> float:
     """Microseconds of an all-reduce."""
-    tensor, took = torch.ones(1), []
-    for _ in range(9):
-        began = time.perf_counter()
-        for _ in range(calls):
-            dist.all_reduce(tensor)
-        took.append((time.perf_counter() - began) / calls * 1e6)
-    return statistics.median(took)
+    all_reduce = partial(dist.all_reduce, torch.ones(1))
+    return statistics.median(1e6 * seconds_of(all_reduce, calls) for _ in range(9))
 
 
 def call_for(seconds: float) -> int:
@@ -46,39 +41,43 @@ def call_for(seconds: float) -> int:
     return count
 
 
+Watch = Callable[[Path], object]
+"""Called with the folder of a running job's trace."""
+
+
+@contextlib.contextmanager
+def watched(job: Callable[[int], object], number: int, watch: Watch, *, pause: float) -> Iterator[Run]:
+    """Run a job on two ranks, and `watch` its trace again and again; its files stay for the block."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        with ThreadPoolExecutor(1) as pool:
+            run = pool.submit(Cluster(2).run, job, number)
+            while not run.done():
+                time.sleep(pause)
+                trace = next(Path(".dlearn", "runs").glob("*/trace"), None)
+                if trace is not None:
+                    watch(trace)
+        yield run.result()
+
+
 def share_of_rows(seconds: int = 8) -> tuple[float, float]:
-    """What share of a core the rows take, as the median of all seconds, and how many calls a rank made in each."""
+    """Return the share of a core that the rows take, its median, and a rank's calls in a second."""
     shares: list[float] = []
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        run: list[Run] = []
-        job = threading.Thread(target=lambda: run.append(Cluster(2).run(call_for, seconds)))
-        job.start()
-        rows: LiveRows | None = None
-        while job.is_alive():
-            time.sleep(1)
-            trace = next(Path(".dlearn", "runs").glob("*/trace"), None)
-            rows = rows or (LiveRows(trace) if trace is not None else None)
-            if rows is not None:
-                began = time.thread_time()
-                rows.lines()
-                shares.append(time.thread_time() - began)
-        job.join()
-    return statistics.median(shares), run[0].results[0] / seconds
+    rows_of = cache(LiveRows)
+
+    def make_rows(trace: Path) -> None:
+        rows = rows_of(trace)
+        began = time.thread_time()
+        rows.lines()
+        shares.append(time.thread_time() - began)
+
+    with watched(call_for, seconds, make_rows, pause=1) as run:
+        return statistics.median(shares), run.results[0] / seconds
 
 
-def wire_bytes(*, watched: bool) -> int | None:
-    """What the kernel counted on all connections of two ranks that make 200 all-reduces."""
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        run: list[Run] = []
-        job = threading.Thread(target=lambda: run.append(Cluster(2).run(call_times, 200)))
-        job.start()
-        while job.is_alive():
-            time.sleep(0.05)
-            trace = next(Path(".dlearn", "runs").glob("*/trace"), None)
-            if watched and trace is not None:
-                LiveRows(trace).lines()
-        job.join()
-        return reconcile(run[0].trace).whole.measured_bytes
+def wire_bytes(watch: Watch) -> int | None:
+    """Return what the kernel counted on all connections of two ranks that make 200 all-reduces."""
+    with watched(call_times, 200, watch, pause=0.05) as run:
+        return reconcile(run.trace).whole.measured_bytes
 
 
 def call_times(count: int) -> None:
@@ -88,7 +87,7 @@ def call_times(count: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = option_parser(__doc__)
     parser.add_argument("--calls", type=int, default=1000)
     calls = parser.parse_args().calls
     off = Cluster(1).run(measure, calls).results[0]
@@ -97,7 +96,8 @@ def main() -> None:
     print(f"no gate: {off:.0f} us a call; open: {freed:.0f} us; closed, and a condition lets it pass: {asked:.0f} us")
     share, rate = share_of_rows()
     print(f"rows: {share:.2%} of a core, beside {rate:,.0f} all-reduces a second on each of 2 ranks")
-    alone, watched = wire_bytes(watched=False), wire_bytes(watched=True)
+    alone = wire_bytes(lambda trace: None)
+    watched = wire_bytes(lambda trace: LiveRows(trace).lines())
     print(f"on the wire, by the kernel: {alone:,} B unwatched, {watched:,} B watched all the time")
 
 

@@ -6,17 +6,14 @@ Three ranks, gloo and MPI in alternating rounds; median with the spread. "waitin
 own processor time, and the others wait for it, as the group waits (short sleeps) and inside MPI's blocking call.
 """
 
-from __future__ import annotations
-
-import argparse
-import os
 import statistics
 import time
 from collections import defaultdict
-from datetime import date
+from functools import partial
 
 import torch
 import torch.distributed as dist
+from measuring import median_text, rounds_asked, seconds_of, today
 
 from dlearn import Cluster
 
@@ -35,9 +32,7 @@ def all_reduces() -> dict[str, float]:
         tensor, times = torch.ones(size), []
         for _ in range(10):
             dist.barrier()
-            start = time.perf_counter()
-            dist.all_reduce(tensor)
-            times.append((time.perf_counter() - start) * 1e3)
+            times.append(1e3 * seconds_of(partial(dist.all_reduce, tensor)))
         took[name] = statistics.median(times)
     return took
 
@@ -64,14 +59,8 @@ def waiting() -> dict[str, tuple[float, float]]:
     return took
 
 
-def told(times: list[float]) -> str:
-    return f"{statistics.median(times):7.2f} ({min(times):.2f}-{max(times):.2f}) ms"
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7, help="rounds of each (default 7)")
-    rounds = parser.parse_args().rounds
+    rounds = rounds_asked(__doc__, 7)
     clusters = {name: Cluster(3, backend=name, record=False) for name in ("gloo", "mpi")}
     for cluster in clusters.values():
         cluster.run(once)
@@ -79,17 +68,15 @@ def main() -> None:
     for _ in range(rounds):
         for name, cluster in clusters.items():
             time.sleep(1.0)  # Until the ranks of the next call are there.
-            start = time.perf_counter()
-            cluster.run(once)
-            took["cell", name].append((time.perf_counter() - start) * 1e3)
+            took["cell", name].append(1e3 * seconds_of(partial(cluster.run, once)))
             for what, milliseconds in cluster.run(all_reduces).results[0].items():
                 took[what, name].append(milliseconds)
         for what, (until, used) in clusters["mpi"].run(waiting).results[0].items():
             took[what, "until all are through"].append(until)
             took[what, "processor time of rank 0"].append(used)
-    print(f"{date.today()}, {os.cpu_count()} cores, 3 ranks; median (min-max) of {rounds} rounds")
+    print(f"{today()}, 3 ranks; median (min-max) of {rounds} rounds")
     for (what, name), times in sorted(took.items()):
-        print(f"  {what:<30}{name:<26}{told(times)}")
+        print(f"  {what:<30}{name:<26}{median_text(times):>24} ms")
 
 
 if __name__ == "__main__":

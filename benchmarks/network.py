@@ -9,14 +9,14 @@ of S bytes over n ranks 2 (n - 1) latency + 2 (n - 1) / n S / rate (`law`), or w
 told. Then: what the switch carries at most, and what it takes of a core.
 """
 
-from __future__ import annotations
-
-import argparse
 import os
 import statistics
 import time
 from collections.abc import Sequence
-from datetime import date
+
+import torch
+import torch.distributed as dist
+from measuring import option_parser, today
 
 from dlearn import Cluster
 from dlearn.network import Link, Network
@@ -32,10 +32,6 @@ LARGE, LARGE_SECONDS = 20, 0.05
 
 def measure(sizes: Sequence[tuple[int, int]], pause: float) -> dict[str, list[list[tuple[float, float]]]]:
     """On each rank, (agreed begin, own end) of every repetition of every size: of a message 0 -> 1, and of a sum."""
-    import time
-
-    import torch
-    import torch.distributed as dist
 
     def begin() -> float:
         dist.barrier()  # Else what is still on its way delays this.
@@ -63,11 +59,6 @@ def measure(sizes: Sequence[tuple[int, int]], pause: float) -> dict[str, list[li
 
 def fill(size: int, repetitions: int) -> float:
     """Bits per second of all-reduces one after the other, sent by one rank."""
-    import time
-
-    import torch
-    import torch.distributed as dist
-
     numbers = torch.ones(size // 4)
     dist.all_reduce(numbers)
     dist.barrier()
@@ -125,13 +116,13 @@ def most(ranks: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = option_parser(__doc__)
     parser.add_argument("--quick", action="store_true", help="a rate and a latency")
     quick = parser.parse_args().quick
     began = time.monotonic()
     alone = Cluster(2, record=False).run(measure, [(4, 9)], 0.02).results
     took = [statistics.median(end - begin for begin, end in alone[1][kind][0]) for kind in ("message", "all_reduce")]
-    print(f"{date.today()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the start")
+    print(f"{today()}, load {os.getloadavg()[0]:.1f} at the start")
     print(f"on loopback 4 B take {took[0] * 1e3:.1f} ms as a message, {took[1] * 1e3:.1f} ms as a sum")
     head = f"{'n':>2}  {'network':<20}{'size':>13}{'message':>9}{'law, ms':>9}{'':>8}"
     print(f"{head}{'sum':>10}{'law':>9}{'':>8}{'gloo':>8}")

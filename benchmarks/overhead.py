@@ -9,9 +9,6 @@ when it ends counts as its cost, too, shared out over the calls: the profiler ga
 writes it to a file. Starting one is shown apart, in milliseconds.
 """
 
-from __future__ import annotations
-
-import argparse
 import itertools
 import os
 import statistics
@@ -19,13 +16,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from datetime import date
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from measuring import rounds_asked, seconds_of, today
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
@@ -73,17 +70,6 @@ Found = dict[str, list[Block]]
 
 
 @contextmanager
-def bare(file: Path) -> Iterator[None]:
-    yield
-
-
-@contextmanager
-def recorded(file: Path) -> Iterator[None]:
-    with dlearn.record(file):
-        yield
-
-
-@contextmanager
 def profiled(file: Path) -> Iterator[None]:
     profiler = profile(activities=[ProfilerActivity.CPU])
     with silenced():
@@ -92,12 +78,6 @@ def profiled(file: Path) -> Iterator[None]:
     with silenced():
         profiler.stop()
     profiler.export_chrome_trace(str(file))
-
-
-@contextmanager
-def debugged(file: Path) -> Iterator[None]:
-    with CommDebugMode():
-        yield
 
 
 @contextmanager
@@ -113,7 +93,12 @@ def silenced() -> Iterator[None]:
         os.close(nowhere)
 
 
-OBSERVERS = {"bare": bare, "dlearn.record": recorded, "torch.profiler": profiled, "CommDebugMode": debugged}
+OBSERVERS: dict[str, Callable[[Path], AbstractContextManager[object]]] = {
+    "bare": lambda file: nullcontext(),
+    "dlearn.record": dlearn.record,
+    "torch.profiler": profiled,
+    "CommDebugMode": lambda file: CommDebugMode(),
+}
 
 
 # Measuring, in each rank ----------------------------------------------------------------------------------------------
@@ -135,7 +120,7 @@ def take_turns(
         for name in names[first:] + names[:first]:
             file = Path(folder, f"{what}, {round_}, {name}, rank {dist.get_rank()}")
             if name == "CommDebugMode" and debugged_call is not None:
-                block = measure(bare(file), debugged_call(), min(calls, 10))
+                block = measure(nullcontext(), debugged_call(), min(calls, 10))
             else:
                 block = measure(OBSERVERS[name](file), call, calls)
             if round_ >= 0:  # The one before warms up.
@@ -143,7 +128,7 @@ def take_turns(
     return found
 
 
-def measure(observer: AbstractContextManager[None], call: Call, calls: int) -> Block:
+def measure(observer: AbstractContextManager[object], call: Call, calls: int) -> Block:
     warm_up = 2 + calls // 20 * 2  # An even number: a send and its recv.
     taken = []
     dist.barrier()
@@ -181,7 +166,7 @@ def ping_pong(rounds: int, folder: str) -> Found:
 
 def ddp(width: int, batch: int, rounds: int, folder: str) -> Found:
     step = ddp_step(width, batch)
-    calls = round(agreed(BLOCK_SECONDS / seconds_of(step)))
+    calls = round(agreed(BLOCK_SECONDS / fastest_of_ten(step)))
     calls = min(max(calls, 4), 200)
 
     def debugged_step() -> Call:
@@ -217,21 +202,16 @@ def batch_for(milliseconds: float, width: int) -> int:
     """The batch with which a bare step takes about so long here, now. The same on all ranks."""
     batch = 16
     for _ in range(6):
-        took = seconds_of(ddp_step(width, batch)) * 1000
+        took = fastest_of_ten(ddp_step(width, batch)) * 1000
         # Not the whole step grows with the batch, so this comes nearer each time.
         batch = max(1, round(agreed(batch * min(max(milliseconds / took, 0.2), 5))))
     return batch
 
 
-def seconds_of(step: Callable[[], None]) -> float:
+def fastest_of_ten(step: Callable[[], None]) -> float:
     for _ in range(3):
         step()
-    took = []
-    for _ in range(10):
-        start = time.perf_counter()
-        step()
-        took.append(time.perf_counter() - start)
-    return min(took)
+    return min(seconds_of(step) for _ in range(10))
 
 
 def agreed(number: float) -> float:
@@ -295,12 +275,8 @@ def middle(numbers: list[float], form: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=10, help="rounds of each kind (default 10)")
-    rounds = parser.parse_args().rounds
-    print(
-        f"{date.today()}, {os.cpu_count()} cores, torch {torch.__version__}. Median of {rounds} rounds (middle half)."
-    )
+    rounds = rounds_asked(__doc__, 10)
+    print(f"{today()}, torch {torch.__version__}. Median of {rounds} rounds (middle half).")
     with tempfile.TemporaryDirectory() as folder:
         alone = Cluster(1, record=False).run(all_reduce, rounds, folder, timeout=300)
         tell_calls("all_reduce of 8 B on one rank", alone.results[0])

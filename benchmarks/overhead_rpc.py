@@ -3,16 +3,15 @@
 The ways alternate in one run, many times; a median of each round, then the median over the rounds and their spread.
 """
 
-from __future__ import annotations
-
 import statistics
 import tempfile
-import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed.rpc as rpc
+from measuring import median_text, seconds_of
 
 from dlearn import Cluster, recorder
 from dlearn.hooks.rpc.rpc_agent_log import AgentLog
@@ -57,12 +56,8 @@ def measure(folder: str) -> dict[str, list[float]]:
         for way in WAYS if round_ % 2 else WAYS[::-1]:
             rpc.rpc_sync("server", set_way, (way, folder, round_))
             set_way(way, folder, round_)
-            taken = []
-            for _ in range(CALLS):
-                start = time.perf_counter()
-                rpc.rpc_sync("server", double, (tensor,))
-                taken.append((time.perf_counter() - start) * 1e6)
-            found[way].append(statistics.median(taken))
+            call = partial(rpc.rpc_sync, "server", double, (tensor,))
+            found[way].append(statistics.median(1e6 * seconds_of(call) for _ in range(CALLS)))
     rpc.rpc_sync("server", set_way, ("bare", folder, ROUNDS))
     set_way("bare", folder, ROUNDS)
     return found
@@ -78,10 +73,8 @@ def main() -> None:
         own = found[way]
         ratio = statistics.median(a / b for a, b in zip(own, bare, strict=True))
         added = statistics.median(a - b for a, b in zip(own, bare, strict=True))
-        print(
-            f"  {way:26} {statistics.median(own):6.0f} us ({min(own):.0f} to {max(own):.0f})"
-            f"   {added:+6.0f} us   {100 * (ratio - 1):+5.1f} %"
-        )
+        spread = median_text(own, 0)
+        print(f"  {way:26}{spread:>18} us   {added:+6.0f} us   {100 * (ratio - 1):+5.1f} %")
 
 
 if __name__ == "__main__":

@@ -14,23 +14,20 @@ machine does disturbs them less. "join" is events -> operations -> messages. The
 notebook; importing matplotlib is not counted, a first small picture (fonts) neither.
 """
 
-from __future__ import annotations
-
-import argparse
 import json
 import os
 import resource
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from datetime import date
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from measuring import median_text, option_parser, today
 
 from dlearn.events import event as seen
 from dlearn.events.writer import Writer
@@ -223,16 +220,19 @@ def peak_mb() -> float:
 
 def case(kind: str, ranks: int, count: int, rounds: int, folder: Path) -> None:
     """Write one trace, read it `rounds` times in turn with its Chrome trace, print what it took."""
-    child("write", kind, ranks, count, folder)
+    in_a_fresh_process(write, kind, ranks, count, folder)
     messages_written = expected(kind, ranks, count)
     runs: list[Figures] = []
     for _ in range(rounds):
-        runs.append(child("dlearn", folder, messages_written) | child("chrome", folder, messages_written))
+        found: Figures = {}
+        for read in (read_dlearn, read_chrome):
+            found |= in_a_fresh_process(read, folder, messages_written)
+        runs.append(found)
     took = {name: [run[name] for run in runs] for name in runs[0]}
     size = sum(path.stat().st_size for path in (folder / "trace").iterdir())
     chrome_size = (folder / "chrome.json").stat().st_size
     middle = {name: statistics.median(values) for name, values in took.items()}
-    cells = [f"{middle[name]:.2f}{spread(took[name])}" for name in COLUMNS]
+    cells = [median_text(took[name]) if rounds > 1 else f"{middle[name]:.2f}" for name in COLUMNS]
     per_message = (middle["load"] + middle["join"]) / messages_written * 1e6
     memory = "/".join(f"{middle[f'MB {name}']:,.0f}" for name in ("load", "join", "draw"))
     print(
@@ -246,43 +246,22 @@ def case(kind: str, ranks: int, count: int, rounds: int, folder: Path) -> None:
     )
 
 
-def spread(values: list[float]) -> str:
-    return f" ({min(values):.2f}-{max(values):.2f})" if len(values) > 1 else ""
-
-
-def child(*step: object) -> Figures:
-    """One step in a fresh process; what it prints is its figures."""
-    command = [sys.executable, __file__, "--step", *map(str, step)]
-    environment = {**os.environ, "MPLBACKEND": "agg"}
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
-    figures: Figures = json.loads(done.stdout)
-    return figures
-
-
-def step(name: str, *given: str) -> Figures:
-    """What a child does."""
-    if name == "write":
-        kind, ranks, count, folder = given
-        write(kind, int(ranks), int(count), Path(folder))
-        return {}
-    read = {"dlearn": read_dlearn, "chrome": read_chrome}[name]
-    return read(Path(given[0]), int(given[1]))
+def in_a_fresh_process(work: Callable[..., Any], *given: object) -> Any:
+    with get_context("spawn").Pool(1) as pool:
+        return pool.apply(work, given)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = option_parser(__doc__)
     parser.add_argument("--kinds", nargs="+", default=["send", "job", "rpc"], help="default all")
     parser.add_argument("--ranks", nargs="+", type=int, default=[4, 64], help="default 4 64")
     parser.add_argument("--smallest", type=int, default=1_000)
     parser.add_argument("--largest", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=5, help="of up to 10^4 messages; 3 at most above, 1 at 10^6")
     parser.add_argument("--folder", type=Path, help="where the traces go: up to 2 GB at a time (default: a new one)")
-    parser.add_argument("--step", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.step:
-        print(json.dumps(step(*options.step)))
-        return
-    print(f"{date.today()}, {os.cpu_count()} cores; processor seconds, MB, microseconds per message for load + join")
+    os.environ["MPLBACKEND"] = "agg"
+    print(f"{today()}; processor seconds, MB, microseconds per message for load + join")
     print(
         f"{'kind':<5}{'n':>3}{'messages':>11}{'MB':>8}", *(f"{name:>17}" for name in COLUMNS),
         f"{'us/msg':>8}{'peak MB l/j/d':>19}  | {'json':>6}{'load':>7}{'peak':>7}  | ratio MB, load, peak",

@@ -7,15 +7,13 @@ shown are the median and the worst of 60, which zoom in on the middle. A screen 
 "stage" counts the animation frames of one packet's way, 650 ms, on 8 ranks. Needs playwright and chromium.
 """
 
-from __future__ import annotations
-
-import argparse
 import shutil
 import statistics
 import tempfile
 import time
 from pathlib import Path
 
+from measuring import option_parser
 from playwright.sync_api import Page, sync_playwright
 from scale import write
 
@@ -63,7 +61,7 @@ def stage_frames(page: Page, folder: Path) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = option_parser(__doc__)
     parser.add_argument("--largest", type=int, default=1_000_000)
     parser.add_argument("--ranks", type=int, nargs="+", default=[4, 64])
     asked = parser.parse_args()

@@ -7,8 +7,6 @@
 Nothing runs here. Students get their outputs by running the cells.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import runpy
@@ -68,17 +66,27 @@ def for_students(notebook: NotebookNode, lesson: str) -> NotebookNode:
     for number, cell in enumerate(notebook.cells, start=1):
         if problem := problem_of(cell):
             raise ValueError(f"{lesson}, cell {number}: {problem}")
-    notebook.cells = [cell for cell in notebook.cells if kind_of(cell) != "answer"]
-    predicted = False
-    for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
             if kind_of(cell) == "check":
                 cell.metadata.jupyter = {"source_hidden": True}
-                cell.metadata.tags.append(HIDE_INPUT)
-        elif predicted:
-            cell.source = folded(cell.source)
-        if cell.cell_type == "markdown":
+    return fold_answers(notebook)
+
+
+def fold_answers(notebook: NotebookNode) -> NotebookNode:
+    """Take out answers; fold checks, and behind a prediction the results and what is said of them."""
+    notebook.cells = [cell for cell in notebook.cells if kind_of(cell) != "answer"]
+    predicted = False
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            hidden = [HIDE_INPUT] if kind_of(cell) == "check" else []
+            if predicted and cell.outputs:
+                hidden.append("hide-output")
+            if hidden:
+                cell.metadata.tags = [*cell.metadata.get("tags", []), *hidden]
+        else:
+            if predicted:
+                cell.source = folded(cell.source)
             predicted = bool(PREDICT.search(cell.source))
     return notebook
 

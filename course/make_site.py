@@ -6,8 +6,6 @@
 Answers are folded where a lesson asks for a prediction. A link that leads nowhere is an error.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess
@@ -17,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import nbformat
-from build import HIDE_INPUT, PREDICT, folded, kind_of, out_folder
-from nbformat import NotebookNode
+from build import fold_answers, out_folder
 
 from dlearn.course.catalogue import EXERCISES
 
@@ -88,7 +85,7 @@ def write_sources(source: Path) -> None:
         (source / folder).mkdir(parents=True)
     for lesson in every:
         notebook = nbformat.read(ROOT / "notebooks" / f"{lesson.name}.ipynb", as_version=4)
-        nbformat.write(for_readers(notebook), source / "notebooks" / f"{lesson.name}.ipynb")
+        nbformat.write(fold_answers(notebook), source / "notebooks" / f"{lesson.name}.ipynb")
     pages = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))}
     pages["questions.md"] = with_lessons(pages["questions.md"], every)
     pages["glossary.md"] = with_first_uses(pages["glossary.md"], every)
@@ -100,25 +97,6 @@ def write_sources(source: Path) -> None:
     for name, text in pages.items():
         (source / "docs" / name).write_text(without_ways_out(text, source / "docs", pages), encoding="utf-8")
     (source / "index.md").write_text(index(pages), encoding="utf-8")
-
-
-def for_readers(notebook: NotebookNode) -> NotebookNode:
-    """Take out answers; fold checks, and behind a prediction the results and what is said of them."""
-    notebook.cells = [cell for cell in notebook.cells if kind_of(cell) != "answer"]
-    predicted = False
-    for cell in notebook.cells:
-        if cell.cell_type == "code":
-            tags = [*cell.metadata.get("tags", [])]
-            if kind_of(cell) == "check":
-                tags.append(HIDE_INPUT)
-            if predicted and cell.outputs:
-                tags.append("hide-output")
-            cell.metadata.tags = tags
-        else:
-            if predicted:
-                cell.source = folded(cell.source)
-            predicted = bool(PREDICT.search(cell.source))
-    return notebook
 
 
 # Pages ----------------------------------------------------------------------------------------------------------------

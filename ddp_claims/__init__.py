@@ -5,8 +5,7 @@
 runs all eighteen claims on real ranks and writes the figures, the report and the verdicts.
 """
 
-from ddp_claims.catalogue import CLAIMS, claim
-from ddp_claims.reproduction import Report, reproduce
+from ddp_claims.reproduction import CLAIMS, Report, claim, reproduce
 from ddp_claims.verdicts import Check, Claim, Finding, Result
 
 __all__ = ["CLAIMS", "Check", "Claim", "Finding", "Report", "Result", "claim", "reproduce"]

@@ -1,7 +1,5 @@
 """`python -m ddp_claims --out DIR [DD1 DD6 ...]`."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

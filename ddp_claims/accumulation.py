@@ -1,19 +1,15 @@
 """DD6: gradient accumulation: DDP sends in every n-th backward pass only (`no_sync`)."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import torch
-import torch.distributed as dist
 from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel
 
 from ddp_claims import seen
-from ddp_claims.verdicts import Check, Claim, Result
-from dlearn.cluster import Cluster
-from dlearn.lessons import charts, digits, models
-from dlearn.recorder import span
+from ddp_claims.training import backward, first_digits, under_ddp
+from ddp_claims.verdicts import Check, Result, paper_claim
+from dlearn import Cluster, span
+from dlearn.lessons import charts, models
 
 RANKS = 2
 EVERY = (1, 2, 4, 8)
@@ -27,18 +23,17 @@ FORWARD_ONLY, BACKWARD_ONLY = "no_sync around the forward pass", "no_sync around
 
 def train() -> None:
     """Train in each of the ways, then with only one of the two passes inside `no_sync`."""
-    images, labels = (part[:25] for part in digits.shard(dist.get_rank(), RANKS))
-    torch.manual_seed(0)
-    model = DistributedDataParallel(models.ConvNet(), bucket_cap_mb=models.SMALL_BUCKETS)
+    images, labels = batch = first_digits(25)
+    model = under_ddp(models.ConvNet, bucket_cap_mb=models.SMALL_BUCKETS)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for _ in range(WARM_UP):
-        cross_entropy(model(images), labels).backward()  # type: ignore[no-untyped-call]
+        backward(model, batch)
     for every in EVERY:
         with span(f"every {every}"):
             for number in range(1, ITERATIONS + 1):
                 sends = number % every == 0
                 with nullcontext() if sends else model.no_sync():
-                    cross_entropy(model(images), labels).backward()  # type: ignore[no-untyped-call]
+                    backward(model, batch)
                 if sends:
                     optimizer.step()
                     optimizer.zero_grad()
@@ -52,6 +47,13 @@ def train() -> None:
             loss.backward()  # type: ignore[no-untyped-call]
 
 
+@paper_claim(
+    "DD6",
+    "gradient accumulation",
+    paper="section 3.2.4, figure 10",
+    says="With no_sync an application sends the gradients of n iterations at once, and so less often.",
+    runs=f"ConvNet, {ITERATIONS} iterations for each n, on {RANKS} ranks",
+)
 def accumulate() -> Result:
     """Measure the bytes of one iteration, and find the pass that decides."""
     trace = Cluster(RANKS).run(train).trace
@@ -83,13 +85,3 @@ def accumulate() -> Result:
     )
     picture.set_yticks([])
     return Result(checks, picture)
-
-
-DD6 = Claim(
-    id="DD6",
-    title="gradient accumulation",
-    paper="section 3.2.4, figure 10",
-    says="With no_sync an application sends the gradients of n iterations at once, and so less often.",
-    runs=f"ConvNet, {ITERATIONS} iterations for each n, on {RANKS} ranks",
-    test=accumulate,
-)

@@ -1,25 +1,19 @@
 """DD3 and DD10: which gradients travel together, in which order, and how DDP corrects its first guess."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import torch
 from matplotlib.axes import Axes
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel
 
 from ddp_claims import seen
-from ddp_claims.verdicts import Check, Claim, Result
-from dlearn import draw
-from dlearn.cluster import Cluster
+from ddp_claims.training import backward, first_digits, gradients_of, under_ddp
+from ddp_claims.verdicts import Check, Result, paper_claim
+from dlearn import Cluster, Trace, draw, span
 from dlearn.draw import canvas
 from dlearn.draw.palette import INK, SERIES, TEXT_PT
 from dlearn.events.event import Bucket, Gradient, PhaseSpan
-from dlearn.lessons import digits, models
-from dlearn.recorder import span
-from dlearn.trace import Trace
+from dlearn.lessons import models
 
 RANKS = 2
 STEPS = 3
@@ -31,20 +25,27 @@ FIRST = "as first built"
 
 def train_in_buckets() -> dict[str, Tensor]:
     """Train a ConvNet in each of the ways; returns the gradients of the last step, as one tensor."""
-    images, labels = (part[:25] for part in digits.shard(torch.distributed.get_rank(), RANKS))
+    batch = first_digits(25)
     gradients: dict[str, Tensor] = {}
     # With find_unused_parameters DDP keeps the buckets that it first built, before it has seen any gradient.
     for name, cap in {**WAYS, FIRST: models.SMALL_BUCKETS}.items():
-        torch.manual_seed(0)
-        model = DistributedDataParallel(models.ConvNet(), bucket_cap_mb=cap, find_unused_parameters=name == FIRST)
+        model = under_ddp(models.ConvNet, bucket_cap_mb=cap, find_unused_parameters=name == FIRST)
         for step in range(STEPS):
             model.zero_grad()
             with span(f"{name}, step {step}"):
-                cross_entropy(model(images), labels).backward()  # type: ignore[no-untyped-call]
-        gradients[name] = torch.cat([each.grad.flatten() for each in model.parameters() if each.grad is not None])
+                backward(model, batch)
+        gradients[name] = gradients_of(model)
     return gradients
 
 
+@paper_claim(
+    "DD3",
+    "buckets",
+    paper="sections 3.2.2 and 3.2.3",
+    says="Between an all-reduce for each gradient and one for all, buckets of gradients take the middle; they follow"
+    " the reverse of model.parameters().",
+    runs=f"ConvNet on {RANKS} ranks with bucket_cap_mb of {', '.join(f'{cap:g}' for cap in WAYS.values())}",
+)
 def bucketing() -> Result:
     """Send the same bytes in many, some, or one all-reduce; list the parameters of each bucket."""
     run = seen.run_quietly(Cluster(RANKS), train_in_buckets)
@@ -74,7 +75,7 @@ def bucketing() -> Result:
         ),
     ]
     for name, when in ((FIRST, "as DDP first builds them"), (some, "as it rebuilds them after the first step")):
-        table = table_of(last[name])
+        table = seen.buckets(last[name])
         checks.append(
             Check(
                 f"{when}, buckets hold the parameters in the reverse of model.parameters(), and go in this order",
@@ -82,7 +83,8 @@ def bucketing() -> Result:
                 is_reversed(table, registered) and [each.index for each in table] == list(range(len(table))),
             )
         )
-    names = [f"Bucket {each.index} of {counts[some]}: {', '.join(each.parameters)}" for each in table_of(last[some])]
+    built = seen.buckets(last[some])
+    names = [f"Bucket {each.index} of {len(built)}: {', '.join(each.parameters)}" for each in built]
     numbers = f"{counts[each]}, in {counts[some]} or in {counts[one]}"
     title = f"The same {size:,} B of gradients go in {numbers} all-reduces a step"
     return Result(tuple(checks), strips({name: last[name] for name in WAYS}, title=title, notes=names))
@@ -112,11 +114,6 @@ def strips(steps: dict[str, Trace], *, title: str, notes: list[str]) -> Axes:
     return canvas.frame(ax, title=title, notes=notes, below_in=0.5)
 
 
-def table_of(trace: Trace) -> list[Bucket]:
-    """Return the buckets of one step, in the order in which they were sent."""
-    return [each.bucket for each in seen.reductions(trace) if each.bucket is not None]
-
-
 def is_reversed(table: list[Bucket], registered: list[str]) -> bool:
     """Return True if all of a bucket was registered after all of the next one, throughout."""
     places = [[registered.index(name) for name in each.parameters] for each in table]
@@ -144,22 +141,29 @@ class Backwards(nn.Module):
 
 def train_backwards() -> None:
     """Train a few steps, each in a span."""
-    images, labels = (part[:25] for part in digits.shard(torch.distributed.get_rank(), RANKS))
-    torch.manual_seed(0)
-    model = DistributedDataParallel(Backwards(), bucket_cap_mb=SMALL)
+    batch = first_digits(25)
+    model = under_ddp(Backwards, bucket_cap_mb=SMALL)
     for step in range(REBUILD_STEPS):
         with span(f"step {step}"):
-            cross_entropy(model(images), labels).backward()  # type: ignore[no-untyped-call]
+            backward(model, batch)
 
 
+@paper_claim(
+    "DD10",
+    "gradient order prediction",
+    paper="section 6.2.1 (future work then)",
+    says="If the order of gradients is not that of model.parameters() reversed, DDP could trace it in a backward pass"
+    " and map parameters to buckets anew.",
+    runs=f"a model that is registered backwards, {REBUILD_STEPS} steps on {RANKS} ranks",
+)
 def rebuild() -> Result:
     """Rebuild the buckets by the first step's order of gradients, agreed on in two broadcasts."""
     trace = Cluster(RANKS).run(train_backwards).trace
     steps = [trace.within(f"step {step}") for step in range(REBUILD_STEPS)]
     registered = [name for name, _ in Backwards().named_parameters()]
     agreed = [seen.called(step, seen.REBUILT) for step in steps]
-    tables = [table_of(step) for step in steps]
-    came = [event.parameter for event in steps[0].where(kind="gradient", rank=0).events if isinstance(event, Gradient)]
+    tables = [seen.buckets(step) for step in steps]
+    came = seen.ready_parameters(steps[0], rank=0)
     rebuilt = [name for each in tables[1] for name in each.parameters]
     sizes = [seen.handed_bytes([each]) for each in agreed[1]]
     count = len(tables[1])
@@ -189,23 +193,3 @@ def rebuild() -> Result:
         ),
     )
     return Result(checks, draw.buckets(trace))
-
-
-DD3 = Claim(
-    id="DD3",
-    title="buckets",
-    paper="sections 3.2.2 and 3.2.3",
-    says="Between an all-reduce for each gradient and one for all, buckets of gradients take the middle; they follow"
-    " the reverse of model.parameters().",
-    runs=f"ConvNet on {RANKS} ranks with bucket_cap_mb of {', '.join(f'{cap:g}' for cap in WAYS.values())}",
-    test=bucketing,
-)
-DD10 = Claim(
-    id="DD10",
-    title="gradient order prediction",
-    paper="section 6.2.1 (future work then)",
-    says="If the order of gradients is not that of model.parameters() reversed, DDP could trace it in a backward pass"
-    " and map parameters to buckets anew.",
-    runs=f"a model that is registered backwards, {REBUILD_STEPS} steps on {RANKS} ranks",
-    test=rebuild,
-)

@@ -1,6 +1,7 @@
 """The communication hooks of the reproduction. DDP checks their annotations, so that these must not be postponed."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import cycle
 
 import torch.distributed as dist
 from torch import Tensor
@@ -23,25 +24,18 @@ def bf16(group: ProcessGroup, bucket: GradBucket) -> Future[Tensor]:
     return bf16_compress_hook(group, bucket)
 
 
-class RoundRobin:
-    """Dispatches the buckets to several process groups in turn, as torch's own round-robin groups did, now removed.
+def round_robin(groups: Sequence[ProcessGroup]) -> Callable[[object, GradBucket], Future[Tensor]]:
+    """Dispatch the buckets to several process groups in turn, as torch's own round-robin groups did, now removed.
 
     All groups have all ranks. Every rank must call with the same buckets in the same order, which DDP sees to.
     """
+    turns = cycle(groups)
 
-    def __init__(self, groups: Sequence[ProcessGroup]) -> None:
-        self.groups = groups
-        self._turn = 0
-
-    def hook(self, _: object, bucket: GradBucket) -> Future[Tensor]:
-        group = self.groups[self._turn % len(self.groups)]
-        self._turn += 1
-        buffer = bucket.buffer().div_(group.size())
-        work = dist.all_reduce(buffer, group=group, async_op=True)
+    def hook(_: object, bucket: GradBucket) -> Future[Tensor]:
+        group = next(turns)
+        work = dist.all_reduce(bucket.buffer().div_(group.size()), group=group, async_op=True)
         assert work is not None
         future: Future[list[Tensor]] = work.get_future()
-        return future.then(_first)
+        return future.then(lambda done: done.value()[0])
 
-
-def _first(future: Future[list[Tensor]]) -> Tensor:
-    return future.value()[0]
+    return hook

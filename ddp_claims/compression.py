@@ -7,40 +7,33 @@ The verdict on the loss is about `MLP` and this learning rate. In a trial with `
 loss jumps from epoch to epoch, one seed of fp16 and of bf16 ended higher by more than the seeds differed.
 """
 
-from __future__ import annotations
-
-import time
+from functools import partial
 from statistics import median
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from matplotlib.axes import Axes
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
-from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_claims.comm_hooks import bf16
-from ddp_claims.conditions import no_network
 from ddp_claims.convergence import SEEDS, differences, keeps, seeds_text, spread, training_loss
-from ddp_claims.samples import ratios
-from ddp_claims.verdicts import Check, Claim, Result
-from dlearn.cluster import Cluster
+from ddp_claims.samples import no_network, ratios
+from ddp_claims.training import backward, first_digits, seconds_in_turn, under_ddp
+from ddp_claims.verdicts import Check, Result, paper_claim
+from dlearn import Cluster, Trace, operations, span
 from dlearn.draw.palette import SERIES
 from dlearn.events.event import Collective
-from dlearn.join.joining import operations
 from dlearn.lessons import charts, digits, models
 from dlearn.lessons.training import accuracy
-from dlearn.recorder import span
-from dlearn.trace import Trace
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 RANKS = 2
 POWERSGD_RANKS = (1, 2, 4)
-METHODS = ("plain", "fp16", "bf16", *(f"PowerSGD {rank}" for rank in POWERSGD_RANKS))
+HOOKS = {"fp16": fp16_compress_hook, "bf16": bf16}
+METHODS = ("plain", *HOOKS, *(f"PowerSGD {rank}" for rank in POWERSGD_RANKS))
 PLAIN_STEPS = 2
 """PowerSGD leaves the first steps alone: in them, DDP still makes its buckets."""
 EPOCHS, BATCH, LEARNING_RATE, MOMENTUM = 8, 25, 0.02, 0.9
@@ -57,12 +50,9 @@ def compressed(method: str, seed: int) -> DistributedDataParallel:
     For PowerSGD on gloo one bucket is a must: with two, its callbacks launch all-reduces from gloo's threads, in
     another order on each rank, and it hangs or aborts (the museum of hangs shows it).
     """
-    torch.manual_seed(seed)
-    model = DistributedDataParallel(models.MLP())
-    if method == "fp16":
-        model.register_comm_hook(None, fp16_compress_hook)
-    elif method == "bf16":
-        model.register_comm_hook(None, bf16)
+    model = under_ddp(models.MLP, seed=seed)
+    if method in HOOKS:
+        model.register_comm_hook(None, HOOKS[method])
     elif method != "plain":
         rank = int(method.removeprefix("PowerSGD "))
         state = PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=PLAIN_STEPS)
@@ -70,32 +60,21 @@ def compressed(method: str, seed: int) -> DistributedDataParallel:
     return model
 
 
-# Bytes ----------------------------------------------------------------------------------------------------------------
-
-
 def recorded_steps() -> None:
     """Train a few steps with each method on a rank; record the last in a span of its name."""
-    images, labels = digits.shard(dist.get_rank(), dist.get_world_size())
+    batch = first_digits(BATCH)
     for method in METHODS:
         model = compressed(method, seed=0)
         for step in range(PLAIN_STEPS + 2):
             with span(method if step == PLAIN_STEPS + 1 else f"{method}: before"):
-                cross_entropy(model(images[:BATCH]), labels[:BATCH]).backward()  # type: ignore[no-untyped-call]
+                backward(model, batch)
 
 
 def timed_steps() -> dict[str, list[float]]:
     """Return the seconds of each step with each method, in turn, on a rank."""
-    images, labels = digits.shard(dist.get_rank(), dist.get_world_size())
-    made = {method: compressed(method, seed=0) for method in METHODS}
-    seconds: dict[str, list[float]] = {method: [] for method in METHODS}
-    for step in range(PLAIN_STEPS + TIMED_STEPS):
-        for method, model in made.items():
-            dist.barrier()
-            start = time.perf_counter()
-            cross_entropy(model(images[:BATCH]), labels[:BATCH]).backward()  # type: ignore[no-untyped-call]
-            if step >= PLAIN_STEPS:
-                seconds[method].append(time.perf_counter() - start)
-    return seconds
+    batch = first_digits(BATCH)
+    steps = {method: partial(backward, compressed(method, seed=0), batch) for method in METHODS}
+    return seconds_in_turn(steps, rounds=TIMED_STEPS, warm_up=PLAIN_STEPS)
 
 
 def sent(trace: Trace, method: str) -> tuple[int, ...]:
@@ -121,9 +100,6 @@ def powersgd_sizes(model: nn.Module, rank: int) -> tuple[int, int, int]:
     return 4 * whole, 4 * p, 4 * q
 
 
-# Loss -----------------------------------------------------------------------------------------------------------------
-
-
 class Training(NamedTuple):
     """The loss over all training images before the first epoch and after each, and the held-out accuracy at the end."""
 
@@ -141,7 +117,7 @@ def train(method: str, seed: int) -> Training:
     for _ in range(EPOCHS):
         for batch in torch.randperm(len(images), generator=order).split(BATCH):  # type: ignore[no-untyped-call]
             optimizer.zero_grad()
-            cross_entropy(model(images[batch]), labels[batch]).backward()  # type: ignore[no-untyped-call]
+            backward(model, (images[batch], labels[batch]))
             optimizer.step()
         losses.append(training_loss(model.module))
     return Training(losses, accuracy(model.module))
@@ -152,9 +128,13 @@ def train_all() -> dict[str, list[Training]]:
     return {method: [train(method, seed) for seed in SEEDS] for method in METHODS}
 
 
-# Verdict --------------------------------------------------------------------------------------------------------------
-
-
+@paper_claim(
+    "DD12",
+    "gradient compression",
+    paper="section 6.2.3",
+    says="Gradients need not be float32: compressed, they are fewer bytes, for a tiny amount of accuracy.",
+    runs=f"{EPOCHS} epochs of digits with {', '.join(METHODS)} (its rank); all in one bucket, as PowerSGD must on gloo",
+)
 def compression() -> Result:
     """Test the bytes of one recorded step, and whether the loss is kept."""
     trace = Cluster(RANKS).run(recorded_steps).trace
@@ -252,13 +232,3 @@ def picture(sizes: dict[str, tuple[int, ...]], ends: dict[str, list[float]]) -> 
     ax.set_ylim(0.95 * min(every), 1.05 * max(every))
     ax.axhspan(min(ends["plain"]), max(ends["plain"]), color=SERIES[0], alpha=0.12, linewidth=0)
     return ax
-
-
-DD12 = Claim(
-    id="DD12",
-    title="gradient compression",
-    paper="section 6.2.3",
-    says="Gradients need not be float32: compressed, they are fewer bytes, for a tiny amount of accuracy.",
-    runs=f"{EPOCHS} epochs of digits with {', '.join(METHODS)} (its rank); all in one bucket, as PowerSGD must on gloo",
-    test=compression,
-)

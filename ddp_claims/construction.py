@@ -1,7 +1,5 @@
 """DD14: DDP averages the gradients, and what its constructor sends before any step."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
@@ -10,12 +8,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_claims import seen
-from ddp_claims.verdicts import Check, Claim, Result
-from dlearn import draw
-from dlearn.analysis import operations, traffic
-from dlearn.cluster import Cluster
+from ddp_claims.verdicts import Check, Result, paper_claim
+from dlearn import Cluster, draw, operations, span
+from dlearn.analysis import traffic
 from dlearn.lessons import charts, models
-from dlearn.recorder import span
 
 RANKS = 2
 INT64 = 8
@@ -54,6 +50,13 @@ def gradient(model: nn.Module) -> float:
     return weight.grad.item()
 
 
+@paper_claim(
+    "DD14",
+    "averages, and what the constructor sends",
+    paper="sections 2.1 and 3.1",
+    says="All replicas start from the same parameters, and each step has the average of their gradients.",
+    runs=f"a ConvNet that differs between {RANKS} ranks goes into DDP, and a number with gradients 1 and 2",
+)
 def construct() -> Result:
     """Test each collective of the constructor by its bytes, and the gradients of two ranks."""
     run = Cluster(RANKS).run(build)
@@ -94,13 +97,3 @@ def construct() -> Result:
     )
     title = f"Before any step, the constructor compares the ranks' models ({sum(sizes[:-1])} B), then sends rank 0's"
     return Result(checks, charts.retitle(draw.sequence(trace), title))
-
-
-DD14 = Claim(
-    id="DD14",
-    title="averages, and what the constructor sends",
-    paper="sections 2.1 and 3.1",
-    says="All replicas start from the same parameters, and each step has the average of their gradients.",
-    runs=f"a ConvNet that differs between {RANKS} ranks goes into DDP, and a number with gradients 1 and 2",
-    test=construct,
-)

@@ -5,8 +5,6 @@ the yardstick here: a change *keeps* the loss if from every seed it ends closer 
 the unchanged runs of the seeds are to each other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 from statistics import median

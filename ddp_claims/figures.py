@@ -1,7 +1,5 @@
 """The figures that are no drawing of a trace: measurements as dots, panels, tables; and the verdict below each."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from statistics import median
 

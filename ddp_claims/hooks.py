@@ -1,24 +1,22 @@
 """DD18: what a hook is: every kind of them in one backward pass under DDP, and the graph that they hang on."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from matplotlib.axes import Axes
+from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
 from torch.autograd.graph import register_multi_grad_hook
+from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_claims.verdicts import Check, Claim, Result
-from dlearn.cluster import Cluster
+from ddp_claims.verdicts import Check, Result, paper_claim
+from dlearn import Cluster
 from dlearn.draw import canvas
 from dlearn.draw.palette import FAINT, INK, LANE, SERIES, TEXT_PT, plain, text_width
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 RANKS = 2
 STEPS = 2
@@ -102,17 +100,18 @@ def set_hooks(
     register_multi_grad_hook(list(net.parameters()), note(ALL_GRADIENTS))
     names = {id(parameter): name for name, parameter in net.named_parameters()}
 
-    def average(_, bucket):  # type: ignore[no-untyped-def]  # torch refuses annotations that are text.
+    def average(_: object, bucket: GradBucket) -> Future[Tensor]:
         name = ", ".join(names[id(each)] for each in bucket.parameters())
         note(COMMUNICATION, name)()
         work = dist.all_reduce(bucket.buffer().div_(RANKS), async_op=True)
         assert work is not None
 
-        def arrived(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+        def arrived(future: Future[list[Tensor]]) -> Tensor:
             note(ARRIVED, name)()
             return future.value()[0]
 
-        return work.get_future().then(arrived)
+        future: Future[list[Tensor]] = work.get_future()
+        return future.then(arrived)
 
     model.register_comm_hook(None, average)
     optimizer.register_step_pre_hook(note(BEFORE_STEP))
@@ -132,6 +131,14 @@ def graph_of(end: Any) -> list[Any]:
     return list(found)
 
 
+@paper_claim(
+    "DD18",
+    "hooks and the graph of the computation",
+    paper="sections 2.2, 3.2 and 4.2",
+    says="Autograd hooks tell DDP of every gradient: it sets one on each gradient accumulator, and sends a bucket when"
+    " the last of its hooks has fired.",
+    runs=f"one step with every kind of hook, on {RANKS} ranks, each parameter in a bucket of its own",
+)
 def every_hook() -> Result:
     """Test which hooks fire on rank 0, how often, and in which order."""
     fired, nodes = Cluster(RANKS).run(hooked_step).results[0]
@@ -246,14 +253,3 @@ def picture(fired: Sequence[Fired], to_come: int, count: int) -> Axes:
         title=f"{len(KINDS) - 1} kinds of hooks; the first bucket goes when {to_come} of {count} gradients are to come",
         notes=["Shaded: the backward pass. Blue: a bucket is sent, and arrives. * set by DDP itself, too, or for it."],
     )
-
-
-DD18 = Claim(
-    id="DD18",
-    title="hooks and the graph of the computation",
-    paper="sections 2.2, 3.2 and 4.2",
-    says="Autograd hooks tell DDP of every gradient: it sets one on each gradient accumulator, and sends a bucket when"
-    " the last of its hooks has fired.",
-    runs=f"one step with every kind of hook, on {RANKS} ranks, each parameter in a bucket of its own",
-    test=every_hook,
-)

@@ -1,7 +1,5 @@
 """DD15: what a program must change for DDP, and where DDP steps in."""
 
-from __future__ import annotations
-
 import difflib
 import inspect
 from collections import Counter
@@ -12,10 +10,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_claims.verdicts import Check, Claim, Result
-from dlearn import draw
-from dlearn.analysis import operations
-from dlearn.cluster import Cluster
+from ddp_claims.verdicts import Check, Result, paper_claim
+from dlearn import Cluster, draw, operations
 from dlearn.events.event import Collective, Gradient
 from dlearn.join.ends import End
 from dlearn.lessons import charts, digits, models
@@ -80,6 +76,14 @@ def is_of_ddp(end: End) -> bool:
     return isinstance(end, Collective) and (end.launcher == "reducer" or end.role.startswith("DDP"))
 
 
+@paper_claim(
+    "DD15",
+    "non-intrusive and interceptive",
+    paper="section 3.1",
+    says="A local training script needs hardly a change, and DDP intercepts what it must know of: construction, forward"
+    " pass, gradients.",
+    runs=f"a training function of {len(inspect.getsource(train).splitlines())} lines, alone and on {RANKS} ranks",
+)
 def interception() -> Result:
     """Compare both functions and their results; list what DDP did by itself."""
     run = Cluster(RANKS).run(of_this_rank)
@@ -127,13 +131,3 @@ def interception() -> Result:
 
 
 PLACES = {"setup": "constructor", "forward": "forward", "backward": "backward"}
-
-DD15 = Claim(
-    id="DD15",
-    title="non-intrusive and interceptive",
-    paper="section 3.1",
-    says="A local training script needs hardly a change, and DDP intercepts what it must know of: construction, forward"
-    " pass, gradients.",
-    runs=f"a training function of {len(inspect.getsource(train).splitlines())} lines, alone and on {RANKS} ranks",
-    test=interception,
-)

@@ -1,17 +1,17 @@
 """DD1: the same elements, sent in few large all-reduces or in many small ones (the paper's figure 2a and b)."""
 
-from __future__ import annotations
-
-import time
+from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from ddp_claims.conditions import ranks_on_cores
-from ddp_claims.samples import Samples, ratios
-from ddp_claims.verdicts import Check, Claim, Result
-from dlearn.cluster import Cluster
+from ddp_claims.samples import Samples, ranks_on_cores, ratios
+from ddp_claims.training import seconds_in_turn
+from ddp_claims.verdicts import Check, Result, paper_claim
+from dlearn import Cluster
 from dlearn.lessons import charts
 from dlearn.shown import size_text
 
@@ -27,25 +27,29 @@ KNEE = 1.5
 
 
 def rounds() -> dict[int, list[float]]:
-    """Return ns per element for each size, all-reduced in pieces of that size, on a rank.
-
-    One round of every size, then the next: what slows the machine down meanwhile slows down all of them.
-    """
+    """Return ns per element for each size, all-reduced in pieces of that size, on a rank."""
     data = torch.ones(ELEMENTS)
-    taken: dict[int, list[float]] = {size: [] for size in SIZES}
-    for number in range(ROUNDS + 1):
-        for size in SIZES:
-            pieces = [data[at : at + size] for at in range(0, min(ELEMENTS, MOST_PIECES * size), size)]
-            dist.barrier()
-            start = time.perf_counter_ns()
-            for work in [dist.all_reduce(piece, async_op=True) for piece in pieces]:
-                assert work is not None
-                work.wait()
-            if number:  # The first round opens connections and buffers.
-                taken[size].append((time.perf_counter_ns() - start) / (len(pieces) * size))
-    return taken
+    pieces = {size: torch.split(data[: MOST_PIECES * size], size) for size in SIZES}
+    steps = {size: partial(reduce_all, some) for size, some in pieces.items()}
+    seconds = seconds_in_turn(steps, rounds=ROUNDS, warm_up=1)
+    per_element = {size: 1e9 / (len(some) * size) for size, some in pieces.items()}
+    return {size: [each * per_element[size] for each in seconds[size]] for size in SIZES}
 
 
+def reduce_all(pieces: Sequence[Tensor]) -> None:
+    """All-reduce these pieces, launched at once."""
+    for work in [dist.all_reduce(piece, async_op=True) for piece in pieces]:
+        assert work is not None
+        work.wait()
+
+
+@paper_claim(
+    "DD1",
+    "small collectives are slow per byte",
+    paper="section 2.2, figures 2a and 2b",
+    says="Small collectives are slow per byte, larger ones are faster.",
+    runs=f"all-reduces of {SIZES[0]:,} to {SIZES[-1]:,} float32, up to {MOST_PIECES} launched at once",
+)
 def small_messages() -> Result:
     """Test the time per element of each size; find the smallest size near the best."""
     measured = Cluster(RANKS, record=False).run(rounds).results[0]
@@ -67,14 +71,10 @@ def small_messages() -> Result:
             sum(steps) == len(steps),
         ),
     )
+    medians = [taken[size].median for size in SIZES]
+    middle_halves = [taken[size].middle_half for size in SIZES]
     picture = charts.lines(
-        {
-            "all-reduce": charts.Series(
-                [size * 4 for size in SIZES],
-                [taken[size].median for size in SIZES],
-                [taken[size].middle_half for size in SIZES],
-            )
-        },
+        {"all-reduce": charts.Series([size * 4 for size in SIZES], medians, middle_halves)},
         title=f"An element costs {slower.median:.0f} times as much in messages of {size_text(small * 4)} as in those of"
         f" {size_text(large * 4)}",
         x="bytes of one all-reduce",
@@ -85,13 +85,3 @@ def small_messages() -> Result:
         mark=(large * 4, f"knee: {size_text(large * 4)}"),
     )
     return Result(checks, picture, f"{ranks_on_cores(RANKS)}, gloo, {ROUNDS} rounds of all sizes in turn")
-
-
-DD1 = Claim(
-    id="DD1",
-    title="small collectives are slow per byte",
-    paper="section 2.2, figures 2a and 2b",
-    says="Small collectives are slow per byte, larger ones are faster.",
-    runs=f"all-reduces of {SIZES[0]:,} to {SIZES[-1]:,} float32, up to {MOST_PIECES} launched at once",
-    test=small_messages,
-)

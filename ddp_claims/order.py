@@ -1,21 +1,15 @@
 """DD5: what happens if ranks reduce in different orders, or one of them leaves a gradient out (figure 3a and b)."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from ddp_claims import seen
-from ddp_claims.verdicts import Check, Claim, Result
-from dlearn import draw
+from ddp_claims.training import gradients_of, under_ddp
+from ddp_claims.verdicts import Check, Result, paper_claim
+from dlearn import Cluster, Trace, draw, span
 from dlearn.analysis import hangs
-from dlearn.cluster import Cluster
-from dlearn.events.event import Gradient
 from dlearn.lessons import museum
-from dlearn.recorder import span
-from dlearn.trace import Trace
 
 RANKS = 2
 STEPS = 2
@@ -47,18 +41,25 @@ def train_branches() -> dict[str, Tensor]:
     """Return the gradients of the last step, with branches in the same order and in another."""
     gradients: dict[str, Tensor] = {}
     for name in (ORDERED, SWAPPED):
-        torch.manual_seed(0)
-        model = DistributedDataParallel(Branches(), bucket_cap_mb=SMALL)
+        model = under_ddp(Branches, bucket_cap_mb=SMALL)
         x = torch.randn(8, 64) * (dist.get_rank() + 1)
         for step in range(STEPS):
             model.zero_grad()
             with span(f"{name}, step {step}"):
                 loss = model(x, name == SWAPPED and dist.get_rank() == 1).square().mean()
                 loss.backward()
-        gradients[name] = torch.cat([each.grad.flatten() for each in model.parameters() if each.grad is not None])
+        gradients[name] = gradients_of(model)
     return gradients
 
 
+@paper_claim(
+    "DD5",
+    "order of reduction, and skipped gradients",
+    paper="section 3.2.3, figures 3a and 3b",
+    says="If processes reduce in different orders, the result is wrong or the program crashes; if a gradient is skipped"
+    " in one of them, the backward pass hangs.",
+    runs=f"a model whose branches are swapped on rank 1, and three jobs of the museum of hangs, on {RANKS} ranks",
+)
 def order() -> Result:
     """Test four jobs: swapped ready order, swapped launches (two shapes), a left-out gradient."""
     branches = Cluster(RANKS).run(train_branches)
@@ -104,25 +105,11 @@ def order() -> Result:
 def harmless(trace: Trace, gradients: list[Tensor]) -> Check:
     """Test that the order of ready gradients does not matter: buckets start by number."""
     last = trace.within(f"{SWAPPED}, step {STEPS - 1}")
-    came = [
-        [event.parameter for event in last.where(kind="gradient", rank=rank).events if isinstance(event, Gradient)]
-        for rank in range(RANKS)
-    ]
-    sent = [each.bucket.index for each in seen.reductions(last) if each.bucket is not None]
+    came = [seen.ready_parameters(last, rank) for rank in range(RANKS)]
+    sent = [bucket.index for bucket in seen.buckets(last)]
     return Check(
         "a swapped READY order is harmless in today's DDP: buckets go by number, gradients are equal in every bit",
         f"ready on rank 0: {', '.join(came[0])}; on rank 1: {', '.join(came[1])}; buckets sent:"
         f" {', '.join(str(index) for index in sent)}; {len(gradients)} results compared",
         came[0] != came[1] and sent == sorted(sent) and all(torch.equal(gradients[0], each) for each in gradients),
     )
-
-
-DD5 = Claim(
-    id="DD5",
-    title="order of reduction, and skipped gradients",
-    paper="section 3.2.3, figures 3a and 3b",
-    says="If processes reduce in different orders, the result is wrong or the program crashes; if a gradient is skipped"
-    " in one of them, the backward pass hangs.",
-    runs=f"a model whose branches are swapped on rank 1, and three jobs of the museum of hangs, on {RANKS} ranks",
-    test=order,
-)

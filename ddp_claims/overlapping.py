@@ -1,29 +1,21 @@
 """DD4: communication that happens during the backward pass, and what it saves (the paper's figure 6)."""
 
-from __future__ import annotations
-
 import tempfile
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
 import torch.distributed as dist
-from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel
 
 from ddp_claims.comm_hooks import wait_for_each
-from ddp_claims.conditions import no_network, ranks_on_cores
 from ddp_claims.figures import dots
-from ddp_claims.samples import Samples, ratios
-from ddp_claims.verdicts import Check, Claim, Result
-from dlearn.analysis.ddp.overlap import Overlap, overlap
-from dlearn.analysis.volume.traffic import traffic
-from dlearn.cluster import Cluster
-from dlearn.lessons import digits, models
-from dlearn.recorder import record
-from dlearn.trace import Trace
+from ddp_claims.samples import Samples, no_network, ranks_on_cores, ratios
+from ddp_claims.training import backward, first_digits, seconds_in_turn, sgd_step, under_ddp
+from ddp_claims.verdicts import Check, Result, paper_claim
+from dlearn import Cluster, Trace, record
+from dlearn.analysis import Overlap, overlap, traffic
+from dlearn.lessons import models
 
 RANKS = 2
 STEPS = 32
@@ -33,67 +25,57 @@ NETWORK = "100 Mbit/s"
 """ConvNet's 111,960 bytes take 9 ms there, about as long as its backward pass."""
 
 
-def steps(folder: str) -> dict[str, list[float]]:
+def train(folder: str) -> dict[str, list[float]]:
     """Return seconds of each step with and without overlap; record as many in `folder`."""
-    images, labels = (part[:BATCH_SIZE] for part in digits.shard(dist.get_rank(), dist.get_world_size()))
-    trained: dict[str, tuple[DistributedDataParallel, torch.optim.Optimizer]] = {}
-    for kind in KINDS:
-        torch.manual_seed(0)
-        model = DistributedDataParallel(models.ConvNet(), bucket_cap_mb=models.SMALL_BUCKETS)
-        if kind == "without":
-            model.register_comm_hook(None, wait_for_each)
-        trained[kind] = model, torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def step(kind: str) -> float:
-        model, optimizer = trained[kind]
-        optimizer.zero_grad()
-        dist.barrier()
-        start = time.perf_counter()
-        cross_entropy(model(images), labels).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        return time.perf_counter() - start
-
-    for kind in KINDS * 2:  # Step 0 has one bucket, and step 1 builds the others.
-        step(kind)
-    seconds: dict[str, list[float]] = {kind: [] for kind in KINDS}
-    for _ in range(STEPS):
-        for kind in KINDS:
-            seconds[kind].append(step(kind))
+    batch = first_digits(BATCH_SIZE)
+    made = {kind: under_ddp(models.ConvNet, bucket_cap_mb=models.SMALL_BUCKETS) for kind in KINDS}
+    made["without"].register_comm_hook(None, wait_for_each)
+    passes = {kind: partial(backward, model, batch) for kind, model in made.items()}
+    steps = {kind: sgd_step(made[kind], passes[kind], lr=0.1) for kind in KINDS}
+    seconds = seconds_in_turn(steps, rounds=STEPS)
     for kind in KINDS:
         with record(Path(folder) / kind):
             for _ in range(STEPS):
-                step(kind)
+                dist.barrier()
+                steps[kind]()
     return seconds
 
 
-class Heartbeat(NamedTuple):
+class Seen(NamedTuple):
     """What was seen on one kind of network."""
 
-    seconds: Mapping[str, list[float]]
+    seconds: dict[str, list[float]]
     faster: Samples
     hidden: dict[str, Samples]
     traces: dict[str, Trace]
 
 
-def place(seconds: Mapping[str, list[float]], folder: str) -> Heartbeat:
-    traces = {kind: Trace.load(Path(folder) / kind) for kind in KINDS}
-    hidden = {kind: Samples(tuple(shares_of(overlap(trace)))) for kind, trace in traces.items()}
-    return Heartbeat(seconds, ratios(seconds["without"], seconds["with"]), hidden, traces)
+def run_on(network: str | None) -> Seen:
+    """Train over this network, or on the loopback interface."""
+    with tempfile.TemporaryDirectory() as folder:
+        seconds = Cluster(RANKS, record=False, network=network).run(train, folder).results[0]
+        traces = {kind: Trace.load(Path(folder) / kind) for kind in KINDS}
+    hidden = {kind: Samples(tuple(hidden_shares(overlap(trace)))) for kind, trace in traces.items()}
+    return Seen(seconds, ratios(seconds["without"], seconds["with"]), hidden, traces)
 
 
-def shares_of(found: Overlap) -> Iterator[float]:
+def hidden_shares(found: Overlap) -> Iterator[float]:
     """Return the hidden share of the communication of each step on each rank."""
     return (share.hidden for step in found.steps for share in step.shares if share.hidden is not None)
 
 
+@paper_claim(
+    "DD4",
+    "overlap of computation with communication",
+    paper="section 3.2.3, figure 6",
+    says="All-reduces that run during the backward pass hide communication and make a step faster"
+    " (there by 38.0 and 35.2 % with NCCL, 26.8 and 21.5 % with gloo).",
+    runs=f"ConvNet, {BATCH_SIZE} digits a rank, against a communication hook that waits for each bucket, step by step",
+)
 def overlapped() -> Result:
     """Test on loopback, and over a network where a transfer needs no core of a rank."""
-    with tempfile.TemporaryDirectory() as folder:
-        near = place(Cluster(RANKS, record=False).run(steps, folder).results[0], folder)
-    far = None
-    if not no_network():
-        with tempfile.TemporaryDirectory() as folder:
-            far = place(Cluster(RANKS, record=False, network=NETWORK).run(steps, folder).results[0], folder)
+    near = run_on(None)
+    far = None if no_network() else run_on(NETWORK)
     shown = far or near
     where = f"over {NETWORK}" if far else "on the loopback interface"
     sent = {kind: traffic(trace).total_bytes for kind, trace in shown.traces.items()}
@@ -133,14 +115,3 @@ def overlapped() -> Result:
     )
     loopback = f"; on the loopback interface, where a transfer takes cores, too: {near.faster.text('times')} as long"
     return Result(checks, picture, f"{ranks_on_cores(RANKS)}, gloo, {STEPS} pairs of steps{loopback if far else ''}")
-
-
-DD4 = Claim(
-    id="DD4",
-    title="overlap of computation with communication",
-    paper="section 3.2.3, figure 6",
-    says="All-reduces that run during the backward pass hide communication and make a step faster"
-    " (there by 38.0 and 35.2 % with NCCL, 26.8 and 21.5 % with gloo).",
-    runs=f"ConvNet, {BATCH_SIZE} digits a rank, against a communication hook that waits for each bucket, step by step",
-    test=overlapped,
-)

@@ -1,28 +1,19 @@
 """DD2: when each gradient of a backward pass is ready (the paper's figure 2c and d)."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-import torch
-from torch import nn
-from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel
+from matplotlib.axes import Axes
 
 from ddp_claims.samples import Samples
-from ddp_claims.verdicts import Check, Claim, Result
-from dlearn.cluster import Cluster
+from ddp_claims.training import Build, backward, first_digits, under_ddp
+from ddp_claims.verdicts import Check, Result, paper_claim
+from dlearn import Cluster, Trace, span
 from dlearn.cluster.this_host import cores
 from dlearn.draw.palette import FAINT
 from dlearn.events.event import Gradient, PhaseSpan
-from dlearn.lessons import charts, digits, models
-from dlearn.recorder import span
-from dlearn.trace import Trace
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from dlearn.lessons import charts, models
 
 STEPS, WARM_UP = 15, 3
 BATCH_SIZE = 64
@@ -32,7 +23,7 @@ LEAST_SPREAD = 0.5
 """If all gradients came at the end, they would be spread over nothing; if they came evenly, over the whole pass."""
 LEAST_REVERSED = 0.75
 """The order counts as roughly reversed half-way between chance (0.5 of all pairs of parameters) and exactly (1)."""
-MODELS: dict[str, Callable[[], nn.Module]] = {
+MODELS: dict[str, Build] = {
     "ConvNet": models.ConvNet,
     "MLP": lambda: models.MLP(WIDTH),
     "Transformer": models.Transformer,
@@ -41,14 +32,13 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 def train() -> None:
     """Train on one rank in `no_sync`, so that a pass is computation alone."""
-    images, labels = (part[:BATCH_SIZE] for part in digits.shard(0, 1))
+    batch = first_digits(BATCH_SIZE)
     for name, build in MODELS.items():
-        torch.manual_seed(0)
-        model = DistributedDataParallel(build())
+        model = under_ddp(build)
         for step in range(STEPS):
             model.zero_grad()
             with span(f"{name} {step}"), model.no_sync():
-                cross_entropy(model(images), labels).backward()  # type: ignore[no-untyped-call]
+                backward(model, batch)
 
 
 class Pass(NamedTuple):
@@ -86,6 +76,13 @@ def reversed_share(order: Sequence[str], registered: Sequence[str]) -> float:
     return sum(first > later for first, later in pairs) / len(pairs)
 
 
+@paper_claim(
+    "DD2",
+    "gradients become ready all along the backward pass",
+    paper="section 2.2, figures 2c and 2d",
+    says="Gradients become ready one after the other during the backward pass, so they can be sent before it is over.",
+    runs=f"{STEPS} backward passes of each of {', '.join(MODELS)}, with a hook on every parameter",
+)
 def ready_gradients() -> Result:
     """Test how far apart the gradients of each model are ready, and in which order."""
     trace = Cluster(1).run(train).trace
@@ -135,13 +132,3 @@ def picture(found: dict[str, list[Pass]], halves: dict[str, Samples]) -> Axes:
     )
     ax.axhline(50, color=FAINT, linewidth=1.0)
     return ax
-
-
-DD2 = Claim(
-    id="DD2",
-    title="gradients become ready all along the backward pass",
-    paper="section 2.2, figures 2c and 2d",
-    says="Gradients become ready one after the other during the backward pass, so they can be sent before it is over.",
-    runs=f"{STEPS} backward passes of each of {', '.join(MODELS)}, with a hook on every parameter",
-    test=ready_gradients,
-)

@@ -1,7 +1,5 @@
 """All claims, one after the other: the report, its files, and the line that says which one is at work."""
 
-from __future__ import annotations
-
 import html
 import json
 import sys
@@ -10,13 +8,25 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
-from ddp_claims.catalogue import CLAIMS
+from ddp_claims import verdicts
 from ddp_claims.verdicts import Claim, Finding
 from dlearn import draw
 from dlearn.cluster.this_host import cores
 from dlearn.errors import SetupError
+
+MODULES = """accumulation buckets compression construction hooks interception knobs latency message_size order
+    overlapping ready_gradients round_robin rules scaling_out skipping unused"""
+for module in MODULES.split():
+    import_module(f"ddp_claims.{module}")
+CLAIMS = tuple(verdicts.CLAIMS[f"DD{number}"] for number in range(1, len(verdicts.CLAIMS) + 1))
+
+
+def claim(id: str) -> Claim:
+    """Return the claim of this id; KeyError if there is none."""
+    return verdicts.CLAIMS[id]
 
 
 @dataclass(frozen=True)
@@ -38,7 +48,7 @@ class Report:
         """Return a row for each claim; `thumbnail` is a picture's HTML, with {} for the file."""
         rows = "".join(
             f'<tr style="vertical-align:top"><th scope="row">{each.claim.id}</th>'
-            f"<td>{thumbnail.replace('{}', picture_name(each.claim)) if each.result.picture is not None else ''}</td>"
+            f"<td>{thumbnail.replace('{}', picture_name(each.claim))}</td>"
             f'<td style="text-align:left">{html.escape(each.claim.says)}</td>'
             f'<td style="text-align:left">{"<br>".join(html.escape(check.seen) for check in each.result.checks)}</td>'
             f'<td style="text-align:left">{each.mark} {html.escape(each.headline.split(": ", 1)[1])}</td></tr>'
@@ -52,21 +62,12 @@ class Report:
         machine = f"{cores()} cores, {self.seconds:.0f} s for all"
         (folder / "report.md").write_text(self._markdown(machine), encoding="utf-8")
         (folder / "report.html").write_text(self._page(machine), encoding="utf-8")
-        (folder / "verdicts.json").write_text(
-            json.dumps(
-                {
-                    each.claim.id: {
-                        "verdict": each.verdict,
-                        "checks": [[check.says, check.seen, check.holds] for check in each.result.checks],
-                        "conditions": each.result.conditions,
-                    }
-                    for each in self.findings
-                },
-                indent=1,
-            )
-            + "\n",
-            encoding="utf-8",
-        )
+        found: dict[str, object] = {}
+        for each in self.findings:
+            checks = [[check.says, check.seen, check.holds] for check in each.result.checks]
+            facts = {"verdict": each.verdict, "checks": checks}
+            found[each.claim.id] = facts | {"conditions": each.result.conditions}
+        (folder / "verdicts.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
     def _markdown(self, machine: str) -> str:
         lines = ["# The DDP paper, run again", "", f"({machine})", "", "| claim | verdict |", "|---|---|"]
@@ -77,19 +78,13 @@ class Report:
             lines += [f"- {check.says}: **{check.verdict}**. {check.seen}" for check in each.result.checks]
             if each.result.conditions:
                 lines += ["", f"({each.result.conditions})"]
-            if each.result.picture is not None:
-                lines += ["", f"![{each.claim.title}]({picture_name(each.claim)})"]
+            lines += ["", f"![{each.claim.title}]({picture_name(each.claim)})"]
         return "\n".join([*lines, ""])
 
     def _page(self, machine: str) -> str:
         parts = "".join(
             f"<section>{each._repr_html_()}"
-            + (
-                f'<img src="{picture_name(each.claim)}" alt="{html.escape(each.claim.title)}">'
-                if each.result.picture is not None
-                else ""
-            )
-            + "</section>"
+            f'<img src="{picture_name(each.claim)}" alt="{html.escape(each.claim.title)}"></section>'
             for each in self.findings
         )
         return (

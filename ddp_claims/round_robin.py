@@ -1,26 +1,21 @@
 """DD9: the buckets go to several process groups in turn (the paper's figure 12)."""
 
-from __future__ import annotations
-
-import time
 from collections import Counter
+from functools import partial
+from itertools import count as count_up
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor, nn
 
-from ddp_claims.comm_hooks import RoundRobin
-from ddp_claims.conditions import no_network, ranks_on_cores
+from ddp_claims.comm_hooks import round_robin
 from ddp_claims.figures import dots
-from ddp_claims.samples import ratios
-from ddp_claims.verdicts import Check, Claim, Result
-from dlearn.analysis.volume.traffic import traffic
-from dlearn.cluster import Cluster
+from ddp_claims.samples import no_network, ranks_on_cores, ratios
+from ddp_claims.training import Step, linear_layers, seconds_in_turn, sgd_step, under_ddp
+from ddp_claims.verdicts import Check, Result, paper_claim
+from dlearn import Cluster, Trace, operations, span
+from dlearn.analysis import traffic
 from dlearn.join.ends import Group
-from dlearn.join.joining import operations
-from dlearn.recorder import span
-from dlearn.trace import Trace
 
 RANKS = 2
 COUNTS = (1, 3)
@@ -33,39 +28,46 @@ LAYERS, WIDTH = 7, 256
 BUCKET_MB = 0.2
 
 
-def train(counts: tuple[int, ...], steps: int) -> tuple[dict[int, list[float]], bool]:
+def train(counts: tuple[int, ...], rounds: int) -> tuple[dict[int, list[float]], bool]:
     """Return seconds of each step by number of groups, and whether all weights are equal."""
     examples = torch.randn(64, WIDTH)
-    trained: dict[int, tuple[DistributedDataParallel, torch.optim.Optimizer]] = {}
-    for count in counts:
-        torch.manual_seed(0)
-        layers = [each for _ in range(LAYERS) for each in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
-        model = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=BUCKET_MB)
-        groups = [dist.new_group() for _ in range(count)]
-        model.register_comm_hook(None, RoundRobin(groups).hook)
-        trained[count] = model, torch.optim.SGD(model.parameters(), lr=0.1)
-    seconds: dict[int, list[float]] = {count: [] for count in counts}
-    for number in range(steps):
-        for count, (model, optimizer) in trained.items():
-            optimizer.zero_grad()
-            dist.barrier()
-            start = time.perf_counter()
-            with span(f"step {number}, {count} groups"):
-                model(examples).square().mean().backward()
-                optimizer.step()
-            if number >= 2:  # Step 0 has one bucket, and step 1 builds the others.
-                seconds[count].append(time.perf_counter() - start)
-    first, *others = [[*model.parameters()] for model, _ in trained.values()]
+    build = partial(linear_layers, LAYERS, WIDTH)
+    made = {count: under_ddp(build, bucket_cap_mb=BUCKET_MB) for count in counts}
+    for count, model in made.items():
+        model.register_comm_hook(None, round_robin([dist.new_group() for _ in range(count)]))
+    steps = {count: numbered_steps(model, examples, count) for count, model in made.items()}
+    seconds = seconds_in_turn(steps, rounds=rounds)
+    first, *others = [[*model.parameters()] for model in made.values()]
     equal = all(torch.equal(a, b) for other in others for a, b in zip(first, other, strict=True))
     return seconds, equal
 
 
+def numbered_steps(model: nn.Module, examples: Tensor, count: int) -> Step:
+    """Return a function that makes a step of training, in a span of its number."""
+    numbers = count_up()
+    step = sgd_step(model, lambda: model(examples).square().mean().backward(), lr=0.1)
+
+    def spanned() -> None:
+        with span(f"step {next(numbers)}, {count} groups"):
+            step()
+
+    return spanned
+
+
+@paper_claim(
+    "DD9",
+    "round-robin process groups",
+    paper="section 5.4, figure 12",
+    says="Several process groups that take turns make a step faster, where one cannot use the whole link"
+    " (there by up to 33 %: BERT, NCCL, 16 GPUs).",
+    runs="a communication hook over 1 and 3 gloo groups, as torch no longer has groups that take turns",
+)
 def in_turn() -> Result:
     """Test one group against several: times unrecorded, then bytes and groups recorded."""
     network = None if no_network() else NETWORK
     where = f"over {NETWORK}" if network else "on the loopback interface"
-    seconds, equal = Cluster(RANKS, record=False, network=network).run(train, COUNTS, STEPS).results[0]
-    run = Cluster(RANKS).run(train, COUNTS, 4)
+    seconds, equal = Cluster(RANKS, record=False, network=network).run(train, COUNTS, STEPS - 2).results[0]
+    run = Cluster(RANKS).run(train, COUNTS, 2)
     steps = {count: run.trace.within(f"step 3, {count} groups") for count in COUNTS}
     used = {count: groups_of(trace) for count, trace in steps.items()}
     sent = {count: traffic(trace).total_bytes for count, trace in steps.items()}
@@ -104,14 +106,3 @@ def in_turn() -> Result:
 def groups_of(trace: Trace) -> Counter[Group]:
     """Count the buckets' all-reduces in each group."""
     return Counter(each.group for each in operations(trace) if each.op == "all_reduce" and each.bucket is not None)
-
-
-DD9 = Claim(
-    id="DD9",
-    title="round-robin process groups",
-    paper="section 5.4, figure 12",
-    says="Several process groups that take turns make a step faster, where one cannot use the whole link"
-    " (there by up to 33 %: BERT, NCCL, 16 GPUs).",
-    runs="a communication hook over 1 and 3 gloo groups, as torch no longer has groups that take turns",
-    test=in_turn,
-)

@@ -1,23 +1,20 @@
 """DD17: the paper's three rules of thumb (its sections 5 and 6.1)."""
 
-from __future__ import annotations
-
 import random
-import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from statistics import median, mode
 
 import torch
 import torch.distributed as dist
 from matplotlib.axes import Axes
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_claims.conditions import no_network, ranks_on_cores
 from ddp_claims.figures import panels
-from ddp_claims.samples import CONFIDENCE, Samples
-from ddp_claims.verdicts import Check, Claim, Result
-from dlearn.cluster import Cluster
+from ddp_claims.samples import CONFIDENCE, Samples, no_network, ranks_on_cores
+from ddp_claims.training import Step, linear_layers, seconds_in_turn, sgd_step, under_ddp
+from ddp_claims.verdicts import Check, Result, paper_claim
+from dlearn import Cluster
 from dlearn.draw import canvas
 from dlearn.draw.palette import FAINT, SERIES
 from dlearn.shown import size_text
@@ -35,48 +32,41 @@ NETWORK = "400 Mbit/s"
 SLOW = "100 Mbit/s"
 REDUCED_BYTES = 1 << 20
 
+Seconds = dict[int, dict[int, list[float]]]
+"""Of each step, by width and layers in a bucket."""
+
 
 def all_reduces(device: str = "cpu") -> list[float]:
     """Return the seconds of each all-reduce of 1 MiB, on a rank."""
     data = torch.ones(REDUCED_BYTES // 4, device=device)
-    seconds: list[float] = []
-    for number in range(ROUNDS + 2):
-        dist.barrier()
-        start = time.perf_counter()
+
+    def all_reduce() -> None:
         dist.all_reduce(data)
         if data.is_cuda:
             torch.cuda.synchronize()
-        if number >= 2:  # The first ones open connections.
-            seconds.append(time.perf_counter() - start)
-    return seconds
+
+    return seconds_in_turn({device: all_reduce}, rounds=ROUNDS)[device]
 
 
-def bucket_sizes() -> list[list[list[float]]]:
-    """Return the seconds of each step for each width and layers in a bucket, on a rank."""
-    return [of_buckets(width) for width in WIDTHS]
+def bucket_sizes() -> Seconds:
+    """Train on a rank with each width and bucket size."""
+    return {width: of_buckets(width) for width in WIDTHS}
 
 
-def of_buckets(width: int) -> list[list[float]]:
-    trained: list[tuple[DistributedDataParallel, torch.optim.Optimizer]] = []
+def of_buckets(width: int) -> dict[int, list[float]]:
+    examples = torch.randn(BATCH_SIZE, width)
+    made: dict[int, DistributedDataParallel] = {}
     for count in LAYERS_IN_BUCKET:
-        torch.manual_seed(0)
-        layers = [each for _ in range(LAYERS) for each in (nn.Linear(width, width), nn.ReLU())]
         # A bucket is closed when it reaches its cap, so that a byte less is enough.
         cap = (count * layer_bytes(width) - 1) / 2**20
-        model = DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=cap)
-        trained.append((model, torch.optim.SGD(model.parameters(), lr=0.01)))
-    examples = torch.randn(BATCH_SIZE, width)
-    seconds: list[list[float]] = [[] for _ in trained]
-    for number in range(ROUNDS + 2):
-        for (model, optimizer), of_count in zip(trained, seconds, strict=True):
-            optimizer.zero_grad()
-            dist.barrier()
-            start = time.perf_counter()
-            model(examples).square().mean().backward()
-            optimizer.step()
-            if number >= 2:  # Step 0 has one bucket, and step 1 builds the others.
-                of_count.append(time.perf_counter() - start)
-    for (model, _), count in zip(trained, LAYERS_IN_BUCKET, strict=True):
+        made[count] = under_ddp(partial(linear_layers, LAYERS, width), bucket_cap_mb=cap)
+
+    def step_of(model: DistributedDataParallel) -> Step:
+        return sgd_step(model, lambda: model(examples).square().mean().backward(), lr=0.01)
+
+    steps = {count: step_of(model) for count, model in made.items()}
+    seconds = seconds_in_turn(steps, rounds=ROUNDS)
+    for count, model in made.items():
         buckets = model.reducer._get_zeros_like_grad_buckets()
         assert [each.buffer().nbytes for each in buckets] == [count * layer_bytes(width)] * (LAYERS // count)
     return seconds
@@ -91,7 +81,7 @@ def model_bytes(width: int) -> int:
     return LAYERS * layer_bytes(width)
 
 
-def best(width: int, seconds: Sequence[Sequence[float]]) -> list[int]:
+def best(width: int, seconds: Mapping[int, Sequence[float]]) -> list[int]:
     """Return the bucket size in bytes of the shortest median step, in each resample.
 
     The bootstrap (Efron, 1979): rounds are drawn with replacement, and how often a size wins says how sure it is.
@@ -100,8 +90,8 @@ def best(width: int, seconds: Sequence[Sequence[float]]) -> list[int]:
     found: list[int] = []
     for _ in range(RESAMPLES):
         rounds = draw.choices(range(ROUNDS), k=ROUNDS)
-        medians = [median(each[number] for number in rounds) for each in seconds]
-        found.append(LAYERS_IN_BUCKET[medians.index(min(medians))] * layer_bytes(width))
+        fastest = min(seconds, key=lambda count: median(map(seconds[count].__getitem__, rounds)))
+        found.append(fastest * layer_bytes(width))
     return found
 
 
@@ -147,23 +137,31 @@ def within_a_machine() -> Check:
     return Check(says, seen, far.interval[0] > near.interval[1])
 
 
+@paper_claim(
+    "DD17",
+    "three rules",
+    paper="sections 5.3 and 6.1",
+    says="NCCL beats gloo; the best bucket grows slower than the model; keep a group within one machine.",
+    runs=f"bucket sizes for models of {', '.join(size_text(model_bytes(width)) for width in WIDTHS)};"
+    f" 1 MiB all-reduced within a machine and over {SLOW}",
+)
 def three_rules() -> Result:
     """Test the rules; without a chosen network, try the buckets on the loopback interface."""
     where = "on the loopback interface" if no_network() else f"over {NETWORK}"
     found = Cluster(RANKS, record=False, network=None if no_network() else NETWORK).run(bucket_sizes).results[0]
-    good = {width: best(width, seconds) for width, seconds in zip(WIDTHS, found, strict=True)}
+    good = {width: best(width, seconds) for width, seconds in found.items()}
     picture = bucket_panels(good, found, where)
     buckets = buckets_grow_slower(good, where)
     checks = (nccl_beats_gloo(), buckets, within_a_machine())
     return Result(checks, picture, f"{ranks_on_cores(RANKS)}, gloo, {ROUNDS} rounds of all sizes in turn")
 
 
-def bucket_panels(good: Mapping[int, list[int]], found: Sequence[Sequence[Sequence[float]]], where: str) -> Axes:
+def bucket_panels(good: Mapping[int, list[int]], found: Seconds, where: str) -> Axes:
     """Draw for each model a step over the bucket size, relative to the fastest."""
     names = [f"model {size_text(model_bytes(width))}: best {size_text(mode(good[width]))}" for width in WIDTHS]
     picture, inside = panels(names, x="bytes of a bucket", y="a step, times the fastest")
-    for width, seconds, panel, color in zip(WIDTHS, found, inside, SERIES, strict=False):
-        taken = [Samples(tuple(each)) for each in seconds]
+    for (width, seconds), panel, color in zip(found.items(), inside, SERIES, strict=False):
+        taken = [Samples(tuple(each)) for each in seconds.values()]
         fastest = min(each.median for each in taken)
         sizes = [count * layer_bytes(width) for count in LAYERS_IN_BUCKET]
         for size, each in zip(sizes, taken, strict=True):
@@ -182,14 +180,3 @@ def bucket_panels(good: Mapping[int, list[int]], found: Sequence[Sequence[Sequen
         below_in=0.5,
     )
     return picture
-
-
-DD17 = Claim(
-    id="DD17",
-    title="three rules",
-    paper="sections 5.3 and 6.1",
-    says="NCCL beats gloo; the best bucket grows slower than the model; keep a group within one machine.",
-    runs=f"bucket sizes for models of {', '.join(size_text(model_bytes(width)) for width in WIDTHS)};"
-    f" 1 MiB all-reduced within a machine and over {SLOW}",
-    test=three_rules,
-)

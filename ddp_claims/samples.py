@@ -1,16 +1,23 @@
-"""Times with their spread, and when a difference of times counts as seen.
+"""Times with their spread, what they depend on, and when a difference of times counts as seen.
 
 A median of n samples lies, with a probability that needs no assumption on how times are distributed, between the k-th
 smallest and the k-th largest: that is the sign test (Conover, Practical Nonparametric Statistics, section 3.2). A claim
 about times is confirmed only where this whole interval lies on its side.
-"""
 
-from __future__ import annotations
+With more ranks than cores, waiting for a core is part of every time. On the loopback interface a transfer is copying,
+which takes the same cores as computing does. Over a network that is chosen it takes time, and no core but some of the
+switch's: only there is something to hide.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import comb
 from statistics import median
+
+from dlearn.cluster.this_host import cores
+from dlearn.network.namespace import refusal
+from dlearn.shown import count_text
 
 FEWEST = 10
 """Samples behind any statement about times."""
@@ -74,3 +81,15 @@ def depth(n: int) -> int:
 def ratios(above: Sequence[float], below: Sequence[float]) -> Samples:
     """Return the ratios of pairs that were measured in turn, so that slowdowns cancel."""
     return Samples(tuple(a / b for a, b in zip(above, below, strict=True)))
+
+
+def ranks_on_cores(ranks: int) -> str:
+    """Return "2 ranks on 2 cores", or that more ranks take turns."""
+    said = f"{count_text(ranks, 'rank')} on {cores()} cores"
+    return said if ranks <= cores() else f"{said}: they take turns, which is part of the times"
+
+
+@cache
+def no_network() -> str:
+    """Return why no network can be chosen here; "" if one can."""
+    return refusal()

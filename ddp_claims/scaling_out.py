@@ -1,31 +1,21 @@
 """DD7: more ranks: how many bytes each of them sends, and what a step takes."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
 
-import torch
-import torch.distributed as dist
+from matplotlib.axes import Axes
 from torch import nn
-from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel
 
 from ddp_claims import seen
-from ddp_claims.conditions import ranks_on_cores
-from ddp_claims.samples import Samples
-from ddp_claims.verdicts import Check, Claim, Result
+from ddp_claims.samples import Samples, ranks_on_cores
+from ddp_claims.training import backward, first_digits, under_ddp
+from ddp_claims.verdicts import Check, Result, paper_claim
+from dlearn import Cluster, span
 from dlearn.analysis import reconcile
-from dlearn.cluster import Cluster
 from dlearn.cluster.run import Run
-from dlearn.lessons import charts, digits, models
-from dlearn.recorder import span
+from dlearn.lessons import charts, models
 from dlearn.shown import count_text
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 RANKS = (1, 2, 4, 8)
 WARM_UP = 2
@@ -46,17 +36,16 @@ MODELS: dict[str, Callable[[], nn.Module]] = {EVEN: even, UNEVEN: models.ConvNet
 
 def train() -> list[float]:
     """Train a step of each model in a span; return ms of more steps of the last one."""
-    images, labels = (part[:BATCH_SIZE] for part in digits.shard(dist.get_rank(), dist.get_world_size()))
+    batch = first_digits(BATCH_SIZE)
     taken: list[float] = []
     for name, build in MODELS.items():
-        torch.manual_seed(0)
-        model = DistributedDataParallel(build(), bucket_cap_mb=models.SMALL_BUCKETS if name == UNEVEN else 25)
+        model = under_ddp(build, bucket_cap_mb=models.SMALL_BUCKETS if name == UNEVEN else 25)
         for step in range(WARM_UP + 1):
             with span(name) if step == WARM_UP else nullcontext():
-                cross_entropy(model(images), labels).backward()  # type: ignore[no-untyped-call]
+                backward(model, batch)
     for _ in range(TIMED):
         start = time.perf_counter()
-        cross_entropy(model(images), labels).backward()  # type: ignore[no-untyped-call]
+        backward(model, batch)
         taken.append((time.perf_counter() - start) * 1000)
     return taken
 
@@ -76,12 +65,19 @@ def ring_bytes(elements: int, ranks: int, rank: int) -> int:
     return 4 * (2 * elements - lengths[rank] - lengths[(rank - 1) % ranks])
 
 
+@paper_claim(
+    "DD7",
+    "scalability",
+    paper="section 5.3, figure 9",
+    says="DDP scales nearly linearly. (Our reason for it: what each rank sends hardly grows with their number.)",
+    runs=f"two models on {', '.join(map(str, RANKS))} ranks, a step of each and {TIMED} more",
+)
 def scale_out() -> Result:
     """Test the same two models on 1, 2, 4 and 8 ranks: bytes of one step, times of ten."""
     runs = {ranks: Cluster(ranks).run(train) for ranks in RANKS}
     last = {(ranks, name): run.trace.within(name) for ranks, run in runs.items() for name in MODELS}
     sent = {(ranks, name): seen.sent_bytes(part, ranks) for (ranks, name), part in last.items()}
-    buckets = [each.bucket.bytes // 4 for each in seen.reductions(last[RANKS[-1], UNEVEN]) if each.bucket is not None]
+    buckets = [bucket.bytes // 4 for bucket in seen.buckets(last[RANKS[-1], UNEVEN])]
     size = seen.parameter_bytes(even())
     checks = (
         Check(
@@ -155,13 +151,3 @@ def picture(sent: dict[tuple[int, str], list[int]], size: int) -> Axes:
     ax.lines[0].set_markersize(10)  # The other one lies on it.
     ax.set_ylim(0, 2.1)
     return ax
-
-
-DD7 = Claim(
-    id="DD7",
-    title="scalability",
-    paper="section 5.3, figure 9",
-    says="DDP scales nearly linearly. (Our reason for it: what each rank sends hardly grows with their number.)",
-    runs=f"two models on {', '.join(map(str, RANKS))} ranks, a step of each and {TIMED} more",
-    test=scale_out,
-)

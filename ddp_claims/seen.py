@@ -1,30 +1,36 @@
 """What DDP sent in a part of a trace: its collectives, and the bytes that a rank handed to them."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 from collections.abc import Callable, Iterable
 
 from torch import nn
 
-from dlearn.analysis import operations, traffic
-from dlearn.cluster import Cluster
+from dlearn import Cluster, Trace, operations
+from dlearn.analysis import traffic
 from dlearn.cluster.run import Run
-from dlearn.events.event import Collective
+from dlearn.events.event import Bucket, Collective, Gradient
 from dlearn.join.tables.operation_table import Operation
-from dlearn.trace import Trace
 
 REBUILT = "DDP agrees on the rebuilt buckets"
 BUFFERS = "DDP sends rank 0's buffers"
-SHAPES = "DDP compares the parameters' shapes"
-MODEL = "DDP sends rank 0's model"
 USED_MAP = "DDP's map of used parameters"
 
 
 def reductions(trace: Trace) -> list[Operation]:
     """Return the all-reduces of buckets of gradients."""
     return [each for each in operations(trace) if each.bucket is not None]
+
+
+def buckets(trace: Trace) -> list[Bucket]:
+    """Return the buckets of gradients, in the order in which they were sent."""
+    return [each.bucket for each in operations(trace) if each.bucket is not None]
+
+
+def ready_parameters(trace: Trace, rank: int) -> list[str]:
+    """Return the parameters in the order in which their gradients were ready on this rank."""
+    events = trace.where(kind="gradient", rank=rank).events
+    return [event.parameter for event in events if isinstance(event, Gradient)]
 
 
 def called(trace: Trace, what: str) -> list[Operation]:
@@ -49,7 +55,7 @@ def parameter_bytes(model: nn.Module) -> int:
     return sum(each.nbytes for each in model.parameters())
 
 
-def run_quietly(cluster: Cluster, job: Callable[[], object], *, check: bool = True, timeout: float = 60) -> Run:
+def run_quietly(cluster: Cluster, job: Callable[[], object], *, check: bool = True) -> Run:
     """Run a job whose torch warnings are expected."""
     with contextlib.redirect_stdout(io.StringIO()):
-        return cluster.run(job, check=check, timeout=timeout)
+        return cluster.run(job, check=check, timeout=60)

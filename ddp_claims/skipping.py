@@ -8,27 +8,22 @@ The model is `MLP`, and the verdict is about it. In a trial with `ConvNet`, n = 
 by more than its seeds differed: its loss still falls steeply at the end of these runs, so small changes count.
 """
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from statistics import median
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel
+from matplotlib.axes import Axes
 
 from ddp_claims.convergence import SEEDS, differences, hurts, keeps, seeds_text, spread, training_loss
 from ddp_claims.figures import label_ends, panels
-from ddp_claims.verdicts import Check, Claim, Result
-from dlearn.cluster import Cluster
+from ddp_claims.training import backward, under_ddp
+from ddp_claims.verdicts import Check, Result, paper_claim
+from dlearn import Cluster
 from dlearn.draw import canvas
 from dlearn.draw.palette import SERIES
 from dlearn.lessons import digits, models
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 RANKS = 2
 EVERY = (1, 2, 4, 8)
@@ -57,8 +52,7 @@ def train(setting: Setting, n: int, seed: int) -> list[float]:
     """Return the loss over all training images at the start and at `POINTS` later moments."""
     rank = dist.get_rank()
     images, labels = digits.shard(rank, dist.get_world_size())
-    torch.manual_seed(seed)
-    model = DistributedDataParallel(models.MLP())
+    model = under_ddp(models.MLP, seed=seed)
     optimizer = torch.optim.SGD(model.parameters(), lr=setting.learning_rate)
     drawn = torch.Generator().manual_seed(10 * seed + rank)
     losses = [training_loss(model.module)]
@@ -66,7 +60,7 @@ def train(setting: Setting, n: int, seed: int) -> list[float]:
         batch = torch.randint(len(images), (setting.batch,), generator=drawn)
         synchronised = iteration % n == 0
         with nullcontext() if synchronised else model.no_sync():
-            cross_entropy(model(images[batch]), labels[batch]).backward()  # type: ignore[no-untyped-call]
+            backward(model, (images[batch], labels[batch]))
         if synchronised:
             optimizer.step()
             optimizer.zero_grad()
@@ -78,7 +72,6 @@ def train(setting: Setting, n: int, seed: int) -> list[float]:
 Curves = dict[int, list[list[float]]]
 """For each n, the loss curve of each seed."""
 
-
 CONTROL = LARGE._replace(learning_rate=EVERY[-1] * LARGE.learning_rate)
 """Steps as long as with the largest n, and after every iteration."""
 
@@ -89,6 +82,15 @@ def train_all() -> dict[Setting, Curves]:
     return {**curves, CONTROL: {1: [train(CONTROL, 1, seed) for seed in SEEDS]}}
 
 
+@paper_claim(
+    "DD13",
+    "skipping synchronisation",
+    paper="section 5.3, figure 11",
+    says="Skipping synchronisation hardly hurts convergence with a small batch and learning rate; with large ones it"
+    " does, because more gradients add up before a step.",
+    runs=f"digits with n = {', '.join(map(str, EVERY))}, gradients summed in between; {SMALL.iterations} iterations of"
+    f" {SMALL.name}, {LARGE.iterations} of {LARGE.name}; a control with long steps and n = 1",
+)
 def skipping() -> Result:
     """Test whether the largest n hurts in either setting."""
     curves: dict[Setting, Curves] = Cluster(RANKS, record=False).run(train_all).results[0]
@@ -148,15 +150,3 @@ def picture(curves: dict[Setting, Curves], ends: dict[Setting, dict[int, list[fl
         notes=["Medians of three seeds; vertical lines: from the best to the worst. The same images for every n."],
         below_in=0.5,
     )
-
-
-DD13 = Claim(
-    id="DD13",
-    title="skipping synchronisation",
-    paper="section 5.3, figure 11",
-    says="Skipping synchronisation hardly hurts convergence with a small batch and learning rate; with large ones it"
-    " does, because more gradients add up before a step.",
-    runs=f"digits with n = {', '.join(map(str, EVERY))}, gradients summed in between; {SMALL.iterations} iterations of"
-    f" {SMALL.name}, {LARGE.iterations} of {LARGE.name}; a control with long steps and n = 1",
-    test=skipping,
-)

@@ -1,25 +1,17 @@
 """DD11: layers that a step leaves out: the map of used parameters, and what it costs (section 3.2.3 of the paper)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel
 
 from ddp_claims import seen
 from ddp_claims.figures import table
-from ddp_claims.verdicts import Check, Claim, Result
-from dlearn.analysis import operations
-from dlearn.cluster import Cluster
-from dlearn.events.event import Gradient
-from dlearn.lessons import digits
-from dlearn.recorder import span
-from dlearn.trace import Trace
+from ddp_claims.training import backward, first_digits, under_ddp
+from ddp_claims.verdicts import Check, Result, paper_claim
+from dlearn import Cluster, operations, span
 
 RANKS = 2
 DEPTH = 4
@@ -63,14 +55,13 @@ def dropped_in(name: str) -> tuple[int, ...]:
 
 def train(*, find_unused: bool) -> dict[str, dict[str, Tensor]]:
     """Return the gradients after each step by parameter, without those that stayed None."""
-    images, labels = (part[:25] for part in digits.shard(dist.get_rank(), RANKS))
-    torch.manual_seed(0)
-    model = DistributedDataParallel(Tower(), find_unused_parameters=find_unused)
+    batch = first_digits(25)
+    model = under_ddp(Tower, find_unused_parameters=find_unused)
     gradients: dict[str, dict[str, Tensor]] = {}
     for name in names():
         model.zero_grad()
         with span(name):
-            cross_entropy(model(images, dropped_in(name)), labels).backward()  # type: ignore[no-untyped-call]
+            backward(model, batch, dropped_in(name))
         found = {each: parameter.grad for each, parameter in model.module.named_parameters()}
         gradients[name] = {each: grad.clone() for each, grad in found.items() if grad is not None}
     return gradients
@@ -79,15 +70,22 @@ def train(*, find_unused: bool) -> dict[str, dict[str, Tensor]]:
 def train_and_skip() -> dict[str, dict[str, Tensor]]:
     """Train with `find_unused_parameters`; add a step of a model that never uses layer 1."""
     gradients = train(find_unused=True)
-    images, labels = (part[:25] for part in digits.shard(dist.get_rank(), RANKS))
-    model = DistributedDataParallel(
-        Tower(), find_unused_parameters=True, skip_all_reduce_unused_params=True, bucket_cap_mb=LAYER_MB
-    )
+    batch = first_digits(25)
+    skipping = {"find_unused_parameters": True, "skip_all_reduce_unused_params": True}
+    model = under_ddp(Tower, bucket_cap_mb=LAYER_MB, **skipping)
     with span(SKIPPED):
-        cross_entropy(model(images, (1,)), labels).backward()  # type: ignore[no-untyped-call]
+        backward(model, batch, (1,))
     return gradients
 
 
+@paper_claim(
+    "DD11",
+    "layer dropping, unused parameters",
+    paper="sections 3.2.3, 4.2 and 6.2.2",
+    says="A backward pass that leaves parameters out hangs, unless DDP looks for them in the graph; an additional"
+    " all-reduce of a bitmap then tells which parameters no rank has used.",
+    runs=f"{DEPTH} residual layers, each dropped once on all of {RANKS} ranks, then one on rank 1 alone",
+)
 def unused() -> Result:
     """Test the same training with and without `find_unused_parameters`."""
     run = seen.run_quietly(Cluster(RANKS), train_and_skip)
@@ -104,7 +102,7 @@ def unused() -> Result:
     first, second = (run.results[rank] for rank in range(RANKS))
     missing = {name: sorted({each for each, _ in tower.named_parameters()} - set(first[name])) for name in names()}
     layers = {EVERYBODY.format(number): [f"layers.{number}.bias", f"layers.{number}.weight"] for number in range(DEPTH)}
-    came = {rank: ready(steps[ONE], rank) for rank in range(RANKS)}
+    came = {rank: len({*seen.ready_parameters(steps[ONE], rank)}) for rank in range(RANKS)}
     ready_text = ", ".join(f"rank {rank}: {number}" for rank, number in came.items())
     checks = (
         Check(
@@ -149,24 +147,7 @@ def unused() -> Result:
     return Result(checks, picture)
 
 
-def ready(step: Trace, rank: int) -> int:
-    """Count the gradients that the backward pass itself made on this rank."""
-    events = step.where(kind="gradient", rank=rank).events
-    return len({event.parameter for event in events if isinstance(event, Gradient)})
-
-
 def told(error: str) -> str:
     """Return the decisive sentence of torch's long message."""
     line = next((line for line in error.splitlines() if ERROR in line), error or "no error")
     return line.split(". ")[0]
-
-
-DD11 = Claim(
-    id="DD11",
-    title="layer dropping, unused parameters",
-    paper="sections 3.2.3, 4.2 and 6.2.2",
-    says="A backward pass that leaves parameters out hangs, unless DDP looks for them in the graph; an additional"
-    " all-reduce of a bitmap then tells which parameters no rank has used.",
-    runs=f"{DEPTH} residual layers, each dropped once on all of {RANKS} ranks, then one on rank 1 alone",
-    test=unused,
-)

@@ -1,17 +1,14 @@
 """Claims, checks and verdicts. A verdict is computed from the checks, never written by hand."""
 
-from __future__ import annotations
-
 import html
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
+
+from matplotlib.axes import Axes
 
 from ddp_claims.figures import stamp
 from dlearn.shown import count_text
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 Verdict = Literal["confirmed", "partly tested", "not confirmed here", "cannot be tested here"]
 
@@ -56,12 +53,28 @@ class Claim:
     runs: str
     test: Callable[[], Result]
 
-    def find(self) -> Finding:
+    def find(self) -> "Finding":
         """Run it, on real ranks."""
         found = Finding(self, self.test())
         if found.result.picture is not None:
             stamp(found.result.picture, found.verdict, found.mark, f"The paper ({self.paper}): {self.says}")
         return found
+
+
+CLAIMS: dict[str, Claim] = {}
+"""By id, as far as their modules are imported; `reproduction` imports all."""
+
+
+def paper_claim(
+    id: str, title: str, *, paper: str, says: str, runs: str
+) -> Callable[[Callable[[], Result]], Callable[[], Result]]:
+    """Enter the decorated function in the table, as the test of this claim."""
+
+    def enter(test: Callable[[], Result]) -> Callable[[], Result]:
+        CLAIMS[id] = Claim(id, title, paper, says, runs, test)
+        return test
+
+    return enter
 
 
 @dataclass(frozen=True)

@@ -68,6 +68,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+_TRACE = "its folder, with one .jsonl file per process (of several hosts, the folder from each), or what import takes"
+
+
 # What each takes ------------------------------------------------------------------------------------------------------
 
 
@@ -100,8 +103,11 @@ def parser() -> argparse.ArgumentParser:
     made["doctor"].add_argument("--json", action="store_true", help="one object: can_record, and all findings")
     made["draw"].add_argument("kind", metavar="KIND", choices=PICTURES, help=", ".join(PICTURES))
     made["export"].add_argument("format", metavar="FORMAT", choices=FORMATS, help=", ".join(FORMATS))
+    restarted = "of a job that was restarted; from 0 (default: the last)"
     for name in ("explain", "messages", "draw", "export"):
-        _add_trace(made[name])
+        made[name].add_argument("trace", metavar="TRACE", nargs="+", help=_TRACE)
+        made[name].add_argument("--attempt", metavar="N", type=int, help=restarted)
+        made[name].add_argument("--within", metavar="SPAN", help='only what belongs to this span, as "step 3"')
     for name in ("import", "scrub"):
         add = made[name].add_argument
         add("files", metavar="PATH", nargs="+", type=Path, help="a file, or a folder or .tar.gz of them")
@@ -125,17 +131,7 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def _add_trace(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that `_load` reads."""
-    text = "its folder, with one .jsonl file per process (of several hosts, the folder from each), or what import takes"
-    parser.add_argument("trace", metavar="TRACE", nargs="+", help=text)
-    restarted = "of a job that was restarted; from 0 (default: the last)"
-    parser.add_argument("--attempt", metavar="N", type=int, help=restarted)
-    parser.add_argument("--within", metavar="SPAN", help='only what belongs to this span, as "step 3"')
-
-
 def _add_out(parser: argparse.ArgumentParser, text: str) -> None:
-    """Add the file that a command writes; `text` says which files may."""
     parser.add_argument("-o", "--out", metavar="FILE", type=Path, required=True, help=text)
 
 
@@ -277,10 +273,7 @@ def write(wanted: Sequence[File]) -> None:
 
 
 def _load(options: argparse.Namespace, *, tell_problems: bool = True) -> Trace:
-    """Load the trace, or the part, that was asked for; what is damaged or missing in it goes to stderr.
-
-    Raise TraceError where it cannot be read, WrongArguments where it has no such span.
-    """
+    """Load what was asked for; what is damaged or missing in it goes to stderr."""
     trace = Trace.load(*options.trace, attempt=options.attempt)
     for problem in trace.problems if tell_problems else ():
         print(f"dlearn: {problem}", file=sys.stderr)

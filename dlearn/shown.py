@@ -12,11 +12,7 @@ import msgspec
 
 
 class Table(NamedTuple):
-    """Rows of cells, a head first.
-
-    The first `names` columns are aligned left. The next `numbers` columns, by default all others,
-    are aligned right, and columns after those left again.
-    """
+    """Rows, a head first: `names` columns aligned left, `numbers` (or all) right, the rest left."""
 
     rows: Sequence[Sequence[str]]
     names: int = 1

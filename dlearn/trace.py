@@ -18,6 +18,7 @@ from dlearn.events.loading import NAMES_SHOWN, load_job
 from dlearn.events.mpi_facts import OtherMpiCall, calls_not_read
 from dlearn.events.printable import printable
 from dlearn.events.process import Process
+from dlearn.events.rendezvous import Rendezvous
 from dlearn.join import selection
 from dlearn.join.rpc.rpc_kinds import Rpc
 from dlearn.join.selection import Selection
@@ -138,8 +139,8 @@ class Trace(Selection, Shown):
 
     @cached_property
     def first_ns(self) -> int:
-        """Return when the first event of the whole trace began; samples of the counters before it do not count."""
-        began = self.table.start_ns[~self.table.is_a(Counters)]
+        """Return when the first event of the whole trace began; counters and waits for other ranks do not count."""
+        began = self.table.start_ns[~self.table.is_a(Counters, Rendezvous)]
         return int(began[0]) if len(began) else 0
 
     @cached_property

@@ -6,8 +6,6 @@ Each runs in an empty folder, so that it cannot lean on the files beside it. Wha
 meaning anything (ids, times, version of the kernel) is taken out: the difference in git is what a reader would see.
 """
 
-from __future__ import annotations
-
 import argparse
 import base64
 import io

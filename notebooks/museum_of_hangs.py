@@ -2,7 +2,7 @@
 # jupyter:
 #   dlearn:
 #     ids: [DD5, Q4]
-#     minutes: 1.8
+#     minutes: 2.2
 #     needs: []
 #     peak_mb: 600
 # ---
@@ -16,7 +16,7 @@
 # **Before this:** [quickstart](quickstart.ipynb). **Takes** about 35 minutes.
 #
 # A distributed program that is wrong often says nothing: it stands still. After half an hour a timeout ends
-# it, with a message about "recv" that names no rank and no line. Here are fifteen such programs, on real
+# it, with a message about "recv" that names no rank and no line. Here are twenty such programs, on real
 # ranks: some hang, some die, and, worse, some return a wrong number without an error.
 #
 # Each gets a diagnosis in one sentence: **who waits for whom, in which call, and what did the other never
@@ -277,7 +277,7 @@ for exhibit in museum.EXHIBITS:
     print(f"{exhibit.name}: {exhibit.what}{after}\n   {visited.sentence}\n")
 
 # %% tags=["check"]
-assert len(visits) == 15
+assert len(visits) == 20
 for visited in visits:
     assert visited.exhibit.is_told_by(visited.sentence), visited.files
     if visited.hung:
@@ -322,7 +322,7 @@ table
 
 # %% [markdown]
 # Without DETAIL no message of a hang names a rank, a call or a line. With DETAIL, torch compares what the
-# ranks call before each collective, and names the rank that is late. That finds five of the fifteen, beside
+# ranks call before each collective, and names the rank that is late. That finds five of the twenty, beside
 # the rank that was killed. It is blind to swapped calls of equal shape, to a sum that is summed again, to
 # sends and receives; and with torch 2.13, DDP on gloo ends with a segmentation fault under it.
 

@@ -1,5 +1,6 @@
 """What holds for every test."""
 
+import contextlib
 import importlib.util
 import os
 import signal
@@ -11,6 +12,9 @@ import pytest
 from hypothesis import settings
 from recorded import Recorder
 from second_try import pytest_addoption, pytest_configure  # noqa: F401 (pytest finds them here)
+
+from dlearn import Cluster
+from dlearn.errors import SetupError
 
 matplotlib.use("agg")  # Pictures are drawn into memory: no window opens.
 
@@ -35,6 +39,25 @@ def leave_no_figures():
 def own_folder(tmp_path, monkeypatch):
     """What the test leaves in its folder, as clusters do, is left in a folder of its own."""
     monkeypatch.chdir(tmp_path)
+
+
+def skip_where_refused(folder, **options):
+    """Skips what needs such a cluster where this machine lets nobody have one."""
+    try:
+        with contextlib.chdir(folder):
+            Cluster(1, **options).run(os.getpid)
+    except SetupError as refused:
+        pytest.skip(str(refused))
+
+
+@pytest.fixture(scope="session")
+def permitted(tmp_path_factory):
+    skip_where_refused(tmp_path_factory.mktemp("network"), network="1 ms")
+
+
+@pytest.fixture(scope="session")
+def private_permitted(tmp_path_factory):
+    skip_where_refused(tmp_path_factory.mktemp("private"), private=True)
 
 
 @pytest.fixture(scope="session")

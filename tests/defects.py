@@ -7,8 +7,6 @@ A defect is a text that stands once in a file of the last commit, and what stand
 has caught it if it fails with the defect and passes without.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fnmatch
 import os

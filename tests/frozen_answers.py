@@ -8,8 +8,6 @@
 Those of `by_hand.zip` are the rare ones, that no program makes when it is asked: their folders say what is odd in them.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys
@@ -29,18 +27,12 @@ WORDS: dict[str, Callable[[Trace], object]] = {
     "explain": explain,
     "explain rank 0": lambda trace: explain(trace.where(rank=0)),
     "explain last span": lambda trace: explain(trace.within(trace.spans[-1])) if trace.spans else "",
-    "traffic": analysis.traffic,
-    "predicted_traffic": analysis.predicted_traffic,
-    "measured_traffic": analysis.measured_traffic,
-    "reconcile": analysis.reconcile,
-    "iteration": analysis.iteration,
-    "overlap": analysis.overlap,
-    "breakdown": analysis.breakdown,
-    "bucket_times": analysis.bucket_times,
-    "bandwidths": analysis.bandwidths,
-    "step_times": analysis.step_times,
     "player": play.player,
 }
+BYTES = (analysis.traffic, analysis.predicted_traffic, analysis.measured_traffic)
+TIMES = (analysis.overlap, analysis.breakdown, analysis.bucket_times, analysis.step_times)
+BOTH = (analysis.bandwidths, analysis.iteration, analysis.reconcile)
+WORDS |= {each.__name__: each for each in (*BYTES, *TIMES, *BOTH)}
 
 Answers = dict[str, Any]
 

@@ -1,7 +1,5 @@
 """Runs that hang. The clock ends them; on a busy machine that may be before the ranks are stuck."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

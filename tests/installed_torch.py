@@ -1,7 +1,5 @@
 """What the installed torch has, asked of torch itself: some names are new, and gloo learned some operations late."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import re

@@ -1,7 +1,5 @@
 """A real JupyterLab for tests: on the loopback interface, with a token, and with settings and files of its own."""
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

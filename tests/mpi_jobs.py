@@ -1,7 +1,5 @@
 """What the tests of torch's collectives over MPI let real ranks do. Light to import: every rank does."""
 
-from __future__ import annotations
-
 import installed_torch
 import torch
 import torch.distributed as dist
@@ -77,14 +75,14 @@ def messages() -> object:
     batch = [dist.P2POp(dist.isend, data(4), left), dist.P2POp(dist.irecv, small := torch.zeros(4), right)]
     for work in dist.batch_isend_irecv(batch):
         work.wait()
-    sources = set()
+    sources = []
     if rank == 0:
         for _ in range(size - 1):
             who = dist.recv(tensor := torch.zeros(1, dtype=torch.int64), tag=5)
-            sources.add((who, int(tensor)))
+            sources.append((who, int(tensor)))
     else:
         dist.send(torch.tensor([rank * 10]), 0, tag=5)
-    return large.sum(), small, sources
+    return large.sum(), small, sorted(sources)
 
 
 def part_of_the_ranks() -> object:

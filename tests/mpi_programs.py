@@ -3,8 +3,6 @@
 mpiexec -n 2 python -m mpi4py mpi_programs.py [FOLDER]      points, collectives and waits, recorded into FOLDER if given
 """
 
-from __future__ import annotations
-
 import random
 import sys
 

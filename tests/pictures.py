@@ -3,8 +3,6 @@
 As a script it saves the drawings: python pictures.py FOLDER. One that is new has to be added here.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import zipfile
@@ -14,6 +12,7 @@ from pathlib import Path
 import matplotlib
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.text import Text
 from traces import Job, tensor
 
 from dlearn import Trace, draw
@@ -24,8 +23,6 @@ ENDINGS = ("svg", "png", "pdf")
 HOSTILE = "</title><script>alert(1)</script>\"'&amp;(]]>\\"
 STRANGE = ["a$b$", HOSTILE, "long " * 60, "日本\n\u202e\x00%s{}", "W" * 200]
 
-# What is written in a drawing -----------------------------------------------------------------------------------------
-
 
 def title(ax: Axes) -> str:
     return " ".join(ax.get_title(loc="left").split())
@@ -35,6 +32,11 @@ def texts(ax: Axes) -> list[str]:
     return [" ".join(text.get_text().split()) for text in ax.texts]
 
 
+def words(ax: Axes) -> str:
+    """Everything that is written in its figure, on one line."""
+    return " ".join(" ".join(text.get_text() for text in ax.figure.findobj(Text)).split())
+
+
 def lanes(ax: Axes) -> list[str]:
     return [label.get_text() for label in ax.get_yticklabels()]
 
@@ -42,8 +44,6 @@ def lanes(ax: Axes) -> list[str]:
 def parts(ax: Axes, gid: str) -> list[Artist]:
     return [artist for artist in (*ax.patches, *ax.collections, *ax.lines) if artist.get_gid() == gid]
 
-
-# Jobs -----------------------------------------------------------------------------------------------------------------
 
 RECORDED = {
     "DDP": "lesson-quickstart/00",
@@ -122,8 +122,6 @@ def ring(folder: Path, *, ranks: int = 3, count: int = 9, names: Sequence[str] =
 
 BY_HAND: list[Callable[[Path], Job]] = [many_ranks, strange_names, broken, tagged]
 
-# Drawings -------------------------------------------------------------------------------------------------------------
-
 
 def drawings(folder: Path, *, name: str = "") -> dict[str, Axes]:
     """By their names in dlearn.draw. `name` is that of rank 1."""
@@ -150,20 +148,38 @@ def training(folder: Path, name: str = "") -> Trace:
     job.connect()
     for rank in range(2):
         job.counters(rank, 0)
-        job.bucket(rank, 0, {"b": 40}, count=2)
-        job.bucket(rank, 1, {"a": 60}, count=2)
         job.span(rank, "step 1", end_ns=400 * US)
-        job.stretch(rank, "forward", 0, 100 * US)
-        for parameter, ready in (("b", 150), ("a", 250)):
-            job.gradient(rank, parameter, at_ns=(ready + 30 * rank) * US)
-    for size, at in ((40, 151), (60, 251)):
-        facts = {"launcher": "reducer", "backward": 0, "phase": "backward", "inputs": (tensor(size),)}
-        job.collective("all_reduce", start_ns={0: at * US, 1: (at + 30) * US}, end_ns=(at + 60) * US, **facts)
+    ddp_buckets(job)
+    ddp_step(job, late=30)
     for rank in range(2):
-        job.stretch(rank, "backward", 110 * US, 350 * US)
-        job.stretch(rank, "optimizer", 360 * US, 380 * US)
         job.counters(rank, 1252 + 200 * rank)
     return job.load()
+
+
+def ddp_buckets(job: Job) -> None:
+    for rank in range(2):
+        job.bucket(rank, 0, {"b": 40}, count=2)
+        job.bucket(rank, 1, {"a": 60}, count=2)
+
+
+def ddp_step(job: Job, at: int = 0, *, late: int = 0, backward: int = 0) -> None:
+    """A step on two ranks, in µs from `at`; rank 1's backward pass begins `late` later, its forward does, too.
+
+    forward 0-100, backward 110-300, optimizer 310-330. Gradients "b" at 150, "a" at 250. Bucket 0 (40 B) is launched
+    at 151 and done at 211, bucket 1 (60 B) at 251 and 291: on rank 0 with `late=0` 60 µs hidden, 40 µs exposed.
+    """
+    for rank in range(2):
+        shift = at + late * rank
+        job.stretch(rank, "forward", shift * US, (shift + 100) * US)
+        for name, ready in (("b", 150), ("a", 250)):
+            job.gradient(rank, name, at_ns=(shift + ready) * US, backward=backward)
+    for size, launched, took in ((40, 151, 60), (60, 251, 40)):
+        starts = {0: (at + launched) * US, 1: (at + launched + late) * US}
+        facts = {"launcher": "reducer", "backward": backward, "phase": "backward", "inputs": (tensor(size),)}
+        job.collective("all_reduce", start_ns=starts, end_ns=starts[1] + took * US, **facts)
+    for rank in range(2):
+        job.stretch(rank, "backward", (at + 110 + late * rank) * US, (at + 300 + late) * US)
+        job.stretch(rank, "optimizer", (at + 310 + late) * US, (at + 330 + late) * US)
 
 
 def wired(folder: Path, name: str = "") -> Trace:

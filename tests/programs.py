@@ -1,7 +1,5 @@
 """What the tests let real ranks do. Light to import: every rank does."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

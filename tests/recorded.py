@@ -4,8 +4,6 @@ def test_something(recorded):
     trace = recorded(workloads.ddp, ranks=4)
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import pickle
@@ -40,6 +38,10 @@ class Recorder:
     def _home(
         self, program: Callable[..., object], ranks: int | Sequence[str], *, arguments: tuple = (), **options: Any
     ) -> Path:
+        def quiet(*given: object) -> object:
+            warnings.simplefilter("ignore")  # Torch's own, of deprecations, are not what is tested.
+            return program(*given)
+
         name = "-".join(map(str, [program.__module__, program.__name__, ranks, *arguments, *options.items()]))
         home = self.home / "".join(letter if letter.isalnum() else "_" for letter in name)
         home.mkdir(parents=True, exist_ok=True)
@@ -47,18 +49,7 @@ class Recorder:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not (home / "folder").exists():
                 with contextlib.chdir(home):
-                    run = Cluster(ranks, **options).run(_Quiet(program), *arguments, timeout=100)
+                    run = Cluster(ranks, **options).run(quiet, *arguments, timeout=100)
                 (home / "results").write_bytes(pickle.dumps(run.results))
                 (home / "folder").write_text(str(run.folder / "trace"))
         return home
-
-
-class _Quiet:
-    """Torch's own warnings of deprecation are not what is tested."""
-
-    def __init__(self, program: Callable[..., object]) -> None:
-        self.program = program
-
-    def __call__(self, *arguments: object) -> object:
-        warnings.simplefilter("ignore")
-        return self.program(*arguments)

@@ -53,9 +53,6 @@ def serve_and_train():
     return train() if rpc.get_worker_info().name.startswith("trainer") else None
 
 
-# A bit of everything, "a" asks: each question is a span. --------------------------------------------------------------
-
-
 def same(*tensors):
     return tensors
 
@@ -111,6 +108,7 @@ def span_a_context():
 
 
 def ask_everything():
+    """A bit of everything, "a" asks: each question is a span."""
     if rpc.get_worker_info().name != "a":
         return
     rpc.rpc_sync("b", same)
@@ -122,9 +120,6 @@ def ask_everything():
     with span("own loss"), dist_autograd.context() as context:
         x = torch.ones(5, 8, requires_grad=True)
         rpc.RRef(rpc.rpc_sync("b", torch.mul, (x, 2)).sum()).backward(context)
-
-
-# Eight ways in which a forward pass goes over three workers; each has its own distributed autograd graph -------------
 
 
 class Stage(nn.Module):
@@ -154,7 +149,7 @@ def run_both(first, second, x):
 
 
 def eight_cases():
-    """The losses, and all gradients of each context."""
+    """A forward pass over three workers in eight ways: the losses, and all gradients of each."""
     w1, w2 = rpc.remote("w1", Stage, (8, 8)), rpc.remote("w2", Stage, (8, 4))
     torch.manual_seed(2)
     head, x = nn.Linear(8, 8), torch.randn(5, 8)

@@ -4,8 +4,6 @@ A program has its workers' names, and functions for those that do not only serve
 same in every run; when, and in which order, is not. `PROGRAMS` has them by name.
 """
 
-from __future__ import annotations
-
 import gc
 import threading
 import time
@@ -30,9 +28,6 @@ class Program:
     functions: dict[str, Callable[[], object]]
     crowded: bool = False
     """References are taken in and dropped at the same moment, or while a context ends: then one looks like another."""
-
-
-# Every way to call, and what goes wrong -------------------------------------------------------------------------------
 
 
 def double(x: torch.Tensor) -> torch.Tensor:
@@ -146,9 +141,6 @@ def meet_failures() -> None:
         raises(RuntimeError, each.wait)
     torch.futures.wait_all(in_time)
     time.sleep(0.5)  # Replies come that nobody waits for any more.
-
-
-# Remote references ----------------------------------------------------------------------------------------------------
 
 
 def value_of(counter: RRef) -> int:

@@ -4,8 +4,6 @@ pytest --second-try FILE          note each failing test in FILE; the exit statu
 python tests/second_try.py FILE   run those again: 1 if one fails twice; a flaky one is named, with its first output
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -6,7 +6,6 @@ could do to worker "a". As root it becomes the user nobody first.
 
 import os
 import sys
-import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -15,8 +14,7 @@ from torch._C import _distributed_autograd
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 from torch._C._distributed_rpc import TensorPipeAgent
 from torch.distributed.rpc.api import _set_and_start_rpc_agent
-
-PATIENCE_SECONDS = 60.0
+from waiting import comes_true
 
 
 def attack(port: int) -> str:
@@ -33,11 +31,7 @@ def attack(port: int) -> str:
 
 def main(folder: Path) -> None:
     os.environ["TP_SOCKET_IFNAME"] = "lo"
-    end = time.monotonic() + PATIENCE_SECONDS
-    while not (folder / "port").exists():
-        if time.monotonic() > end:
-            sys.exit("nobody told a port")
-        time.sleep(0.05)
+    assert comes_true((folder / "port").exists), "nobody told a port"
     port = int((folder / "port").read_text())
     folder.chmod(0o777)
     os.chdir(folder)  # As nobody it could not come here: pytest's folders are for their owner.

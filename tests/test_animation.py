@@ -1,7 +1,5 @@
 """A walk as an animated GIF: packets go from sender to receiver, together where they are, the same bytes each time."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from PIL import Image

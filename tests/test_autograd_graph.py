@@ -6,7 +6,7 @@ from itertools import combinations
 import networkx as nx
 import pytest
 import rpc_jobs
-from matplotlib.text import Text
+from pictures import words
 from text_boxes import faults
 
 from dlearn import Cluster, Trace, analysis, draw, messages
@@ -30,10 +30,6 @@ CASES = [
 @pytest.fixture(scope="module")
 def run():
     return Cluster(WORKERS, rpc=True, graph=True).run({"w0": rpc_jobs.eight_cases}, timeout=60)
-
-
-def words(ax):
-    return " ".join(" ".join(text.get_text() for text in ax.figure.findobj(Text)).split())
 
 
 def crossings_of(graph):
@@ -97,9 +93,6 @@ def test_a_piece_that_nobody_recorded_is_named(run):
         "the piece of the worker that a send of w1 went to is missing",
     )
     assert crossings_of(graph).total() == 2
-
-
-# The picture ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("context", "nodes", "crossings"), CASES)

@@ -1,7 +1,5 @@
 """Player, strip, held jobs and drawings as a person meets them: in pages of their own, and in a real JupyterLab."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -196,8 +194,6 @@ def test_control_messages_can_be_hidden(browser, tmp_path):
     ]
 
 
-# The stage ------------------------------------------------------------------------------------------------------------
-
 CELLS_SHOWN = """root => [...root.querySelectorAll('.machine')].map(
     machine => [...machine.querySelectorAll('.cell title')].map(title => title.textContent).map(
         text => text === "nothing" ? "" : text))"""
@@ -282,9 +278,6 @@ def test_who_never_came_is_an_empty_place_with_red_wires_and_what_is_derived_mov
                 assert root.locator(".wire:not(.used)").first.evaluate(dashes) == "none"
 
 
-# The strip ------------------------------------------------------------------------------------------------------------
-
-
 def in_steps(folder: Path) -> Job:
     """Steps of 1 ms: in each an all-reduce, to which rank 1 comes late, and a send from rank 0 to rank 1."""
     made = Job(folder, ranks=3)
@@ -360,8 +353,6 @@ def test_the_strip_is_travelled_by_mouse_and_keys_and_axe_finds_nothing(browser,
         expect(root.locator("code")).to_have_text("trace")
 
 
-# Drawings, on a light page and on a dark one --------------------------------------------------------------------------
-
 SEEN = """() => [...document.querySelectorAll("text")].map(text => {
     const box = text.getBoundingClientRect();
     const at = [(box.left + box.right) / 2, (box.top + box.bottom) / 2];
@@ -404,8 +395,6 @@ def test_a_drawing_takes_theme_and_width_of_its_cell_and_shares_no_id(browser, t
         corner = imread(tmp_path / "seen.png")[2, 2, :3]
         assert tuple(corner) == pytest.approx((1, 1, 1) if light else (17 / 255,) * 3, abs=0.01)
 
-
-# A held job, without ranks or a kernel --------------------------------------------------------------------------------
 
 SCRIPT = "</script><script>window.ran=1</script>"
 
@@ -466,8 +455,6 @@ def test_each_state_of_held_jobs_is_drawn_and_a_click_reaches_its_own_run_only(b
         assert page.evaluate("window.ran") is None
 
 
-# In JupyterLab --------------------------------------------------------------------------------------------------------
-
 RING = """
 import torch
 import torch.distributed as dist
@@ -507,11 +494,6 @@ def ready(page: Page) -> None:
     expect(page.get_by_text("Python 3 (ipykernel) | Idle")).to_be_visible()
 
 
-def run_all(page: Page) -> None:
-    page.get_by_role("menuitem", name="Run", exact=True).click()
-    page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
-
-
 def run_cell(page: Page, number: int) -> Locator:
     """Run it once more; its output."""
     cell = page.locator(".jp-CodeCell").nth(number)
@@ -546,7 +528,8 @@ def notebook(browser: Browser, lab: Lab, name: str, *cells: str) -> Iterator[Pag
 def lesson(browser, lab) -> Iterator[Page]:
     """A notebook with a real run, executed and saved."""
     with notebook(browser, lab, "lesson", *CELLS) as page:
-        run_all(page)
+        for name in ("Run", "Run All Cells"):
+            page.get_by_role("menuitem", name=name, exact=True).click()
         expect(page.locator(".dlearn-player .position")).to_have_count(2)
         stands(page.locator(".dlearn-player").last, 5)
         save(page)

@@ -1,7 +1,5 @@
 """Real ranks: functions, names, output, state; every fault; and never an orphan."""
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import os
@@ -55,9 +53,6 @@ def no_orphans(pair, folder):
     stay = set(pair.run(os.getpid).results.values())
     files = folder.glob(".dlearn/runs/*/trace/*.jsonl")
     assert all_end({int(file.stem.rsplit("-", 1)[1]) for file in files} - stay)
-
-
-# What a run gives -----------------------------------------------------------------------------------------------------
 
 
 def test_results_and_output_by_rank(capsys):
@@ -194,13 +189,8 @@ def test_ranks_stay_on_loopback_under_a_hostname_that_resolves_elsewhere(tmp_pat
 def fork_copies_that_leave(late: str) -> list[int]:
     """Their exit codes. The rank goes on when all have left, and is not disturbed."""
     codes = []
-    for leave in (
-        bool,
-        sys.exit,
-        partial(sys.exit, 3),
-        partial(sys.exit, "not well"),
-        partial(fail, ValueError, "bad"),
-    ):
+    exits = (bool, sys.exit, partial(sys.exit, 3), partial(sys.exit, "not well"))
+    for leave in (*exits, partial(fail, ValueError, "bad")):
         if os.fork() == 0:
             return leave()
         codes.append(os.waitstatus_to_exitcode(os.wait()[1]))
@@ -258,11 +248,7 @@ def end_the_fork_server() -> None:
     ("ranks", "program", "told"),
     [
         (2, programs.swap_sizes, r"aborted in C\+\+ \(SIGABRT\). Its last line: .*op.preamble.length <= op.nbytes"),
-        (
-            2,
-            programs.sum_of_different_sizes,
-            "the ranks called it with different sizes: 200 B on rank 0, 400 B on rank 1.",
-        ),
+        (2, programs.sum_of_different_sizes, "different sizes: 200 B on rank 0, 400 B on rank 1."),
         (2, fail_on_rank_1, r"^rank 1 failed first: MemoryError(\n|$)"),
         (2, fail_when_the_other_has_lost_the_connection, r"^rank 1 failed first: ValueError"),
         (2, partial(fail, KeyError, "x"), "^all 2 ranks failed: KeyError: 'x'$"),
@@ -344,9 +330,6 @@ def test_a_hang_is_told_in_one_sentence(program, stuck, told):
     assert {event.pending for event in run.trace.where(kind="p2p").events} <= {True}
 
 
-# Nothing is left ------------------------------------------------------------------------------------------------------
-
-
 def start_a_helper(pid_file: str, end: str) -> None:
     helper = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
     helper.start()
@@ -399,9 +382,6 @@ def test_what_the_notebook_and_other_ranks_have_started_is_left_alone():
         own.join()
 
 
-# Bad input ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("make", "told"),
     [
@@ -427,8 +407,6 @@ def test_what_cannot_be_run_is_refused_in_a_sentence(make, told):
     assert told in str(refused.value)
     assert str(refused.value).endswith(".")
 
-
-# A script without a main guard ----------------------------------------------------------------------------------------
 
 NOTEBOOK = """
 import os

@@ -1,8 +1,6 @@
 """The four algorithms: right to the bit, in the steps and bytes of theory, and clear about what they cannot do.
 And the ring as a backend of torch: programs run on it unchanged, and every step is seen."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from pathlib import Path
@@ -26,8 +24,8 @@ RING = {"backend": "dlearn_ring"}
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
 def test_results_are_right_to_the_bit_in_the_steps_and_bytes_of_theory(ranks, recorded):
-    """960 items of 4 B can be cut evenly by 2 to 5, and by gloo into 2 segments for each."""
-    assert [wrong for wrong, _ in recorded.results(glass_box.everything, ranks=ranks).values()] == [[]] * ranks
+    """Ranks compare their results (glass_box.py). 960 items can be cut evenly by 2 to 5, and by gloo
+    into 2 segments for each."""
     trace = recorded(glass_box.everything, ranks=ranks)
     assert ranks == 1 or reconcile(trace).exact
     for name, operation in zip(glass_box.ALGORITHMS, operations(trace.within("960 items")), strict=True):
@@ -40,7 +38,7 @@ def test_results_are_right_to_the_bit_in_the_steps_and_bytes_of_theory(ranks, re
 
 def test_what_cannot_be_carried_is_refused_before_anything_is_sent(recorded):
     carries = "glass-box collectives carry dense tensors on the CPU, not a torch."
-    assert recorded.results(glass_box.everything, ranks=3)[1][1] == {
+    assert recorded.results(glass_box.everything, ranks=3)[1] == {
         "sparse": f"{carries}sparse_coo one on cpu; use torch's own collective.",
         "expanded": "an expanded tensor has several items in one place of memory: call .contiguous() first.",
         "meta": f"{carries}strided one on meta; use torch's own collective.",
@@ -50,22 +48,6 @@ def test_what_cannot_be_carried_is_refused_before_anything_is_sent(recorded):
         "types": "all tensors of a collective have one type, not ['torch.float64', 'torch.float32'].",
         "root": "the root is a rank of the group, 0 to 2, not 3.",
     }
-
-
-def test_each_step_says_which_part_it_carries_and_is_counted_once(recorded):
-    """Ring on 4 ranks, 16 items: chunks of 4 items. In step 0 rank r sends chunk r+1, in step 3 chunk r, complete."""
-    trace = recorded(glass_box.everything, ranks=4).within("16 items")
-    operation, *others = operations(trace)
-    assert (operation.op, len(operation.steps), len(others)) == ("all_reduce", 4 * 6, 3)
-    found = [each for each in messages(trace) if each.operation.seq == operation.seq]
-    assert {message.how for message in found} == {"observed"}
-    sent = {(m.step, m.src): (m.dst, m.offset_bytes, m.payload_bytes, m.whole_bytes) for m in found}
-    assert [sent[0, rank] for rank in range(4)] == [(3, 16, 16, 64), (0, 32, 16, 64), (1, 48, 16, 64), (2, 0, 16, 64)]
-    assert [sent[3, rank] for rank in range(4)] == [(3, 0, 16, 64), (0, 16, 16, 64), (1, 32, 16, 64), (2, 48, 16, 64)]
-    assert sum(each.payload_bytes for each in found) == 4 * 96, "2 x 3/4 x 64 B of each rank"
-
-
-# As a backend ---------------------------------------------------------------------------------------------------------
 
 
 def test_every_workload_runs_on_the_ring_and_is_counted_to_the_byte(recorded):

@@ -19,20 +19,6 @@ MODEL = Model(latency_s=50e-6, bandwidth=2e9)  # latency * bandwidth: 100 kB
 MODELS = st.builds(Model, latency_s=st.floats(1e-6, 1e-2), bandwidth=st.floats(1e6, 1e11))
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "ranks", "steps", "size"),
-    [
-        ("ring", 4, 6, 1500),  # 2 * 3 steps of 1000/4 bytes
-        ("halving_doubling", 4, 4, 1500),  # 500, 250, then 250, 500
-        ("halving_doubling", 5, 6, 3500),  # as 4 ranks, and the fifth: all of it before, all of it after
-        ("tree", 5, 6, 6000),  # 3 levels inward, 3 outward, all of it each time
-        ("star", 4, 6, 6000),  # 3 messages in, 3 out
-    ],
-)
-def test_steps_and_bytes(algorithm, ranks, steps, size):
-    assert cost(algorithm, ranks, 1000) == Cost(steps, pytest.approx(size))
-
-
 @given(ranks=st.integers(2, 1000), size=st.integers(0, 10**12))
 def test_no_algorithm_is_below_the_bound(ranks, size):
     """In any all-reduce some rank sends 2(n-1)/n bytes a byte; data needs log2(n) steps to get everywhere."""

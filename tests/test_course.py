@@ -3,8 +3,6 @@
 For a class: submissions graded within limits, as CSV, and predictions counted without names.
 """
 
-from __future__ import annotations
-
 import csv
 import functools
 import importlib
@@ -116,9 +114,6 @@ def test_a_recognised_mistake_is_named_and_nan_is_no_result(left, ranks, finding
     assert says in str(caught.value)
 
 
-# Predictions ----------------------------------------------------------------------------------------------------------
-
-
 def test_a_prediction_is_kept_as_plain_json_and_compared_before_and_after():
     kept = Path("dlearn-predictions.json")
     assert lessons.predict("ring.bytes", None) is None
@@ -155,9 +150,6 @@ def test_what_cannot_be_meant_is_refused(ask, told):
         Path("dlearn-predictions.json").write_text(text)
         with pytest.raises(DlearnError, match="holds no predictions: move it away"):
             lessons.report()
-
-
-# A class --------------------------------------------------------------------------------------------------------------
 
 
 def test_a_class_is_counted_without_names(capsys):

@@ -1,7 +1,5 @@
 """What students are handed: no outputs, and no answer in sight before it is asked for."""
 
-from __future__ import annotations
-
 import re
 import sys
 from itertools import pairwise
@@ -69,9 +67,6 @@ def test_a_folder_that_was_not_made_by_it_is_left_alone(course, tmp_path, monkey
     with pytest.raises(SystemExit, match="was not made by this"):
         course.main()
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
-
-
-# Goals, and what comes before -----------------------------------------------------------------------------------------
 
 
 def head(lesson: str) -> tuple[list[str], int]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 import torch
+from pictures import ddp_buckets
 from test_job_files import fact
 from traces import Job, tensor
 
@@ -153,9 +154,6 @@ def test_what_was_launched_is_told_on_the_hosts_clock_within_the_bound(tmp_path)
     assert [line.event for line in lines if hasattr(line, "event") and line.blocks] == [4]
 
 
-# What is said of it ---------------------------------------------------------------------------------------------------
-
-
 def launched(folder, *, unknown=None):
     """One step on two ranks: all is launched within 70 µs, and the GPU is at it from 1000 to 1330 µs.
 
@@ -164,9 +162,8 @@ def launched(folder, *, unknown=None):
     """
     job = Job(folder, ranks=2, backend="nccl")
     facts = {"launcher": "reducer", "backward": 0, "phase": "backward", "by": NOT_OBSERVED}
+    ddp_buckets(job)
     for rank in range(2):
-        job.bucket(rank, 0, {"b": 40}, count=2)
-        job.bucket(rank, 1, {"a": 60}, count=2)
         job.stretch(rank, "forward", 10 * US, 20 * US)
         for name, at in (("b", 31), ("a", 34)):
             job.gradient(rank, name, at_ns=at * US)

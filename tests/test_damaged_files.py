@@ -1,7 +1,5 @@
 """Whatever happens to a trace's files: it is read in part, or refused with a TraceError, and nothing else."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import tempfile

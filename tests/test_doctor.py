@@ -1,7 +1,5 @@
 """`dlearn doctor`: the whole of it run here, and where torch is missing."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Ranks beside the engines of a real ipyparallel cluster: the same run as on a local one, and every fault."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Iterator

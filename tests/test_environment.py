@@ -52,11 +52,9 @@ def test_conda_asks_for_what_pyproject_asks_for_with_the_torch_of_the_constraint
     assert {name: specifier for name, specifier in offered.items() if name != "pip"} == wanted
 
 
-# `make`, which says what it would run (-n) in a folder where nothing is installed -------------------------------------
-
-
 @pytest.fixture
 def clone(tmp_path) -> Path:
+    """A folder where nothing is installed; `make -n` says there what it would run."""
     if shutil.which("make") is None:
         pytest.skip("there is no make here")
     for name in ("Makefile", "pyproject.toml", "constraints.txt", "tools/install_torch.py"):
@@ -87,9 +85,6 @@ def test_a_target_sets_up_what_it_needs_once_and_afresh_what_was_cut_off(clone):
     (clone / ".venv/.check").write_text("43")
     (clone / ".venv/.unfinished").write_text("1795345200")
     assert asked_of_pip("check", clone) == [DEMO, "--group check"]
-
-
-# tools/install_torch.py takes the CPU index only where CUDA would come and nothing could use it -----------------------
 
 
 @pytest.mark.parametrize(

@@ -70,9 +70,6 @@ def size(number):
     return three_digits(number, {"B": 1, "kB": 1e3, "MB": 1e6})
 
 
-# Whether it can be read -----------------------------------------------------------------------------------------------
-
-
 def test_no_text_lies_on_another_or_is_cut_off(job):
     found = {picture.__name__: faults(job[picture].figure) for picture in OF_ONE}
     assert {name: told for name, told in found.items() if told} == KNOWN.get(job.name, {})
@@ -118,9 +115,6 @@ def test_the_check_itself_finds_what_is_planted():
     told = " ".join(faults(figure))
     planted = ["'alone' and 'over it' overlap", "diagonal text' and 'on the diagonal' overlap", "cut off' is cut off"]
     assert [fault for fault in (*planted, "over other axes", "leaves the figure") if fault not in told] == []
-
-
-# Whether each fact has its mark ---------------------------------------------------------------------------------------
 
 
 def test_a_timeline_has_as_many_bars_as_calls(job):
@@ -175,9 +169,6 @@ def test_a_traffic_graph_has_an_arrow_for_every_pair_that_sends_and_no_other(job
     assert {(str(src), str(dst)) for (src, dst), number in sent.items() if number and src != dst} <= moved
 
 
-# Whether the title is true --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("picture", [draw.timeline, draw.sequence, draw.traffic])
 def test_a_title_is_the_maximum_over_all_ranks(job, picture):
     told, trace = title(job[picture]), job.trace
@@ -212,9 +203,6 @@ def waits_of(operation):
     last = max(ends, key=lambda end: end.start_ns)
     came = [end for end in ends if end.end_ns is not None and not end.failed and end.end_ns > last.start_ns]
     return [(last.start_ns - end.start_ns, end.rank, last.rank) for end in came if not operation.missing]
-
-
-# Files ----------------------------------------------------------------------------------------------------------------
 
 
 def told_by(path):
@@ -273,9 +261,6 @@ def test_saved_in_two_processes_the_bytes_are_the_same(tmp_path):
     assert len(names) == len(ENDINGS) * 4
     for name in names:
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes(), name
-
-
-# What is empty, damaged or strange ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("picture", OF_ONE, ids=lambda picture: picture.__name__)

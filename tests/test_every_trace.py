@@ -1,7 +1,5 @@
 """What holds of every trace: the archives of recorded jobs, and jobs that real ranks ran just now."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import frozen_answers

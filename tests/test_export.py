@@ -1,7 +1,5 @@
 """What other tools are given: each format is read back by its own rules; and `dlearn export`, as it is typed."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -69,9 +67,6 @@ def random_job(folder: Path, made: list[tuple[str, int, int, int, int]]) -> Trac
         if kind == "span":
             job.span(rank, f"part {number}", start_ns=start, end_ns=start + length)
     return job.load()
-
-
-# Of any job -----------------------------------------------------------------------------------------------------------
 
 
 def read_as_perfetto_does(text: str) -> list[dict[str, object]]:
@@ -151,9 +146,6 @@ def test_of_any_job_slices_nest_arrows_hold_and_loops_are_closed(made):
         check(random_job(Path(folder), made))
 
 
-# Perfetto -------------------------------------------------------------------------------------------------------------
-
-
 def test_perfetto_a_process_per_rank_a_slice_per_call_an_arrow_per_message(tmp_path):
     events = read_as_perfetto_does("".join(export.perfetto(two_ranks(tmp_path))))
     names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
@@ -182,9 +174,6 @@ def test_perfetto_a_process_per_rank_a_slice_per_call_an_arrow_per_message(tmp_p
     counted = [(event["ts"], event["args"]["bytes"]) for event in events if event["ph"] == "C" and event["pid"] == 1]
     assert counted[:2] == [(1, 1000), (2.999, 0)]  # the last moment of the slice that the arrow ends in
     assert max(size for at, size in counted[2:]) == 2  # of 8 B all-reduced, 2 B at a time
-
-
-# Mermaid --------------------------------------------------------------------------------------------------------------
 
 
 def test_mermaid_solid_dashed_and_crossed(tmp_path):
@@ -224,9 +213,6 @@ def test_perfetto_names_are_text_and_what_is_empty_is_well_formed(tmp_path):
     assert export.mermaid(trace)[0].endswith("Note over r0: no message\n")
 
 
-# As it is typed -------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def traced(tmp_path):
     """One send: an animation of it has few frames."""
@@ -261,11 +247,7 @@ def test_several_diagrams_are_several_files_or_one_page(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "status", "sentence"),
     [
-        (
-            "html trace -o {0}/no/page.html",
-            2,
-            "{0}/no/page.html: there is no folder {0}/no. Make it, or give another -o.",
-        ),
+        ("html trace -o {0}/no/page.html", 2, "{0}/no/page.html: there is no folder {0}/no. Make"),
         ("html trace -o {0}", 2, "{0} is no file that could be replaced. Give another -o."),
         ("html trace -o " + "n" * 300, 2, "n" * 60 + "...: File name too long. Give another -o."),
         ("html nothing -o {0}/x.md", 1, ""),

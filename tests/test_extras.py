@@ -1,7 +1,5 @@
 """Where a package is missing that dlearn does not bring along, one sentence says who needs it and how to get it."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

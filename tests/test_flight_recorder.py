@@ -117,9 +117,6 @@ def test_a_dump_has_what_our_own_record_of_the_same_run_has(tmp_path):
     assert analysis.traffic(Trace.load(tmp_path)).payload_bytes == analysis.traffic(run.trace).payload_bytes
 
 
-# Dumps by hand --------------------------------------------------------------------------------------------------------
-
-
 def dump_of(**fields):
     entry = {"record_id": 0, "process_group": ["0", "default_pg"], "profiling_name": "nccl:all_reduce"}
     entry |= {"time_created_ns": 10**18, "input_sizes": [[4]], "input_dtypes": ["Float"], "state": "scheduled"}

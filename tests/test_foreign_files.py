@@ -74,9 +74,6 @@ def test_what_cannot_be_read_is_refused_in_one_sentence(own_folder, capsys, name
     assert not Path("ran").exists()
 
 
-# Any damage -----------------------------------------------------------------------------------------------------------
-
-
 def answer(folder: Path, name: str, data: bytes) -> str:
     """What the file tells, or the sentence that refuses it; nothing else may come."""
     (folder / name).write_bytes(data)

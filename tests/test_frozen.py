@@ -1,13 +1,15 @@
 """Recorded traces, of torch's workloads, RPC, MPI and the lessons, and rare ones by hand: the answers about them are
 those that were frozen, and what is true of all answers is true of these."""
 
+import re
 from collections import Counter, defaultdict
 from itertools import accumulate, pairwise
+from pathlib import Path
 
 import frozen_answers
 import pytest
 
-from dlearn import analysis, messages, play
+from dlearn import analysis, messages, operations, play
 
 
 @pytest.fixture(scope="module", params=frozen_answers.names())
@@ -110,3 +112,21 @@ def _came(walk):
         ends, places = zip(*sorted(each), strict=True)
         found[rank] = list(zip(ends, accumulate(places, max), strict=True))
     return found
+
+
+def test_the_answers_of_the_page_own_questions_account_for_every_message_and_operation(tmp_path):
+    pytest.importorskip("pandas")
+    frozen_answers.traces("lesson-ddp_step_by_step", tmp_path)
+    answers = {}
+    page = (Path(__file__).parents[1] / "docs" / "own-questions.md").read_text()
+    for block in re.findall(r"```python\n(.*?)```", page, re.S):
+        exec(block.replace("traces/ddp", str(tmp_path / "00")), answers)
+    trace = answers["trace"]
+    found, asked = messages(trace), operations(trace)
+    payload = analysis.traffic(trace).total_bytes
+    assert answers["by_line"]["count"].sum() == answers["known"].sum() == len(found)
+    assert answers["by_line"]["sum"].sum() == answers["per_ms"].sum() == sum(answers["by_tensor"].values()) == payload
+    assert answers["by_pair"].to_numpy().sum() == answers["sent_by"].sum() == payload > 0
+    assert 0 < answers["longest_ns"] == max(each.received_ns - each.sent_ns for each in found)
+    assert answers["waited"]["count"].sum() == len(asked)
+    assert answers["last"].sum() == sum(each.op == "all_reduce" for each in asked)

@@ -3,8 +3,6 @@
 The kernel's limit on the size of a file refuses what is written in the same way as a full disk, or a part of it.
 """
 
-from __future__ import annotations
-
 import resource
 from contextlib import contextmanager
 

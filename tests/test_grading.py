@@ -1,7 +1,5 @@
 """What the assertions of a course's tests pass, and what they catch."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Sequence
 from fractions import Fraction
@@ -31,9 +29,6 @@ def finding(check, trace, **asked) -> str:
 
 def ring_bytes(n: int, size: int = SIZE) -> Fraction:
     return Fraction(2 * (n - 1) * size, n)
-
-
-# Real ranks -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(params=[3, 5], ids="n={}".format)
@@ -87,9 +82,6 @@ def test_glass_boxes_pass_with_the_pattern_of_their_name_and_the_bytes_of_their_
     assert_traffic(within("ring all_reduce"), op="all_reduce", bytes_per_rank=ring_bytes(n, GLOO))
     star = {0: (n - 1) * GLOO} | dict.fromkeys(range(1, n), GLOO)
     assert_traffic(within("star all_reduce"), op="all_reduce", bytes_per_rank=star)
-
-
-# By hand --------------------------------------------------------------------------------------------------------------
 
 
 def message(job: Job, src: int, dst: int, size: int, *, at: int = 10, data: bytes | None = None) -> None:
@@ -172,9 +164,6 @@ RING = [(0, 1), (1, 2), (2, 3), (3, 0)]
 )
 def test_the_pair_that_does_not_fit_is_named(tmp_path, edges, pattern, words):
     assert words in finding(assert_traffic, sent(tmp_path, 4, edges), pattern=pattern)
-
-
-# What is no silent pass -----------------------------------------------------------------------------------------------
 
 
 def small(job: Job) -> None:

@@ -4,8 +4,6 @@ The hosts are joined by a cable, each has a name, and the clock of one, a real o
 `AHEAD_SECONDS`, exactly.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The rooms of the house: who may import whom, and who may import what is heavy. Read from the code by `ast`."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections import Counter, defaultdict
@@ -137,39 +135,39 @@ def test_tests_import_public_names_and_few_modules_besides():
 # The budget. A number may only fall: a feature that needs room makes it, and whoever makes room lowers the number.
 
 LINES = {
-    "benchmarks": 1_608,
-    "course": 1_810,
-    "ddp_claims": 3_435,
-    "dlearn": 1_106,
-    "dlearn/analysis": 5_458,
-    "dlearn/backends": 631,
-    "dlearn/cluster": 3_415,
-    "dlearn/collectives": 602,
-    "dlearn/course": 1_710,
-    "dlearn/diagnosis": 1_193,
-    "dlearn/draw": 4_736,
-    "dlearn/events": 4_614,
-    "dlearn/export": 608,
-    "dlearn/hooks": 4_163,
-    "dlearn/join": 5_055,
-    "dlearn/lessons": 2_595,
-    "dlearn/live": 1_246,
-    "dlearn/network": 1_064,
-    "dlearn/play": 2_256,
-    "dlearn/recorder": 734,
-    "dlearn/scripts": 926,
-    "dlearn/sources": 336,
-    "docs": 1_900,
-    "notebooks": 11_033,
-    "tests": 15_763,
-    "tools": 184,
+    "benchmarks": 1_551,
+    "course": 1_796,
+    "ddp_claims": 3_215,
+    "dlearn": 1_096,
+    "dlearn/analysis": 5_337,
+    "dlearn/backends": 615,
+    "dlearn/cluster": 3_279,
+    "dlearn/collectives": 574,
+    "dlearn/course": 1_665,
+    "dlearn/diagnosis": 2_112,
+    "dlearn/draw": 4_641,
+    "dlearn/events": 4_593,
+    "dlearn/export": 599,
+    "dlearn/hooks": 4_377,
+    "dlearn/join": 4_953,
+    "dlearn/lessons": 2_658,
+    "dlearn/live": 1_247,
+    "dlearn/network": 1_041,
+    "dlearn/play": 2_223,
+    "dlearn/recorder": 730,
+    "dlearn/scripts": 891,
+    "dlearn/sources": 331,
+    "docs": 1_836,
+    "notebooks": 11_031,
+    "tests": 15_584,
+    "tools": 182,
 }
 SLACK = 0.01  # So far below its budget a folder may be before the budget has to be lowered.
 HABITS = {
     "conditionals inside f-strings": 6,
     "docstrings that begin with no verb": 0,
     "functions of more than 10 branches": 6,
-    "lines over 100 characters": 2_310,
+    "lines over 100 characters": 2_251,
     "statements of more than one comprehension": 37,
 }
 

@@ -1,7 +1,5 @@
 """The files of one job: which belong together, and one clock for several hosts. Real hosts are in test_hosts.py."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,9 +22,6 @@ def fact(kind, **columns):
     """A line of a trace file that says something about its process."""
     names = [(name, type(value)) for name, value in columns.items()]
     return msgspec.defstruct("Fact", names, bases=(Line,), tag=kind, kw_only=True)(**columns)
-
-
-# Which files belong together ------------------------------------------------------------------------------------------
 
 
 def attempt(folder, *, number=0, met="", ranks=2, start_ns=0, **facts):
@@ -134,9 +129,6 @@ def test_a_process_that_knows_no_job_may_join_one_that_still_waits_for_others(tm
     said["gone"] = refused(unknown(tmp_path / "gone", 2**22 + 1, clock=clock, died=True))  # More than Linux numbers.
     assert said.pop("waits") == ""
     assert all("holds a trace of another job already" in each for each in said.values())
-
-
-# Clocks ---------------------------------------------------------------------------------------------------------------
 
 
 def job_on_two_hosts(folder, *readings):

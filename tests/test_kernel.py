@@ -1,7 +1,5 @@
 """Clusters in a real Jupyter kernel: cells, live output, interrupts, and the kernel's death."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator

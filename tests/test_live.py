@@ -1,7 +1,5 @@
 """A held job: its calls wait at the gate, and go on in the order that is asked for. Real ranks."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal
@@ -12,12 +10,12 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
+import programs
 import pytest
+import rpc_jobs
 import torch
 import torch.distributed as dist
-import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
-from torch.nn.parallel import DistributedDataParallel
 from traces import Job
 from waiting import all_end, comes_true
 
@@ -56,9 +54,6 @@ def let_through(run):
     while call := run.step():
         ops.append(call.op)
     return ops
-
-
-# What waits, and what is said of it -----------------------------------------------------------------------------------
 
 
 def test_calls_wait_and_are_let_through_one_by_one():
@@ -172,19 +167,8 @@ def test_what_is_said_of_a_run_is_true_at_every_moment():
         run.release(0)
 
 
-# Held and free jobs give the same bits --------------------------------------------------------------------------------
-
-
 def train():
-    torch.manual_seed(0)
-    model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 1)))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    torch.manual_seed(dist.get_rank())
-    for _ in range(2):
-        optimizer.zero_grad()
-        model(torch.randn(8, 64)).square().sum().backward()
-        optimizer.step()
-    return [parameter.detach().numpy().tobytes() for parameter in model.parameters()]
+    return [gradient.numpy().tobytes() for gradient in programs.train_ddp(2)]
 
 
 def reduce_a_thousand():
@@ -204,36 +188,13 @@ def mpi_program():
     return other.tobytes(), world.bcast("said" if world.rank == 0 else None)
 
 
-WEIGHTS = torch.full((4,), 0.5, requires_grad=True)
-
-
-def forward_on_server(x):
-    return WEIGHTS @ x
-
-
-def step_on_server(context):
-    with torch.no_grad():
-        WEIGHTS.sub_(0.1 * dist_autograd.get_gradients(context)[WEIGHTS])
-    return WEIGHTS.tolist()
-
-
-def train_over_rpc():
-    steps = []
-    for step in range(3 * (rpc.get_worker_info().name == "trainer")):
-        with dist_autograd.context() as context:
-            out = rpc.rpc_sync("server", forward_on_server, args=(torch.arange(4.0) + step,))
-            dist_autograd.backward(context, [out])
-            steps.append(rpc.rpc_sync("server", step_on_server, args=(context,)))
-    return steps
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("ranks", "options", "program", "ops"),
     [
         (2, {}, train, {"all_reduce", "broadcast"}),
         (3, {"backend": "dlearn_ring"}, reduce_a_thousand, {"send", "recv"}),
-        (["server", "trainer"], {"rpc": True}, train_over_rpc, {"rpc forward_on_server", "rpc step_on_server"}),
+        (["ps", "trainer"], {"rpc": True}, rpc_jobs.serve_and_train, {"rpc forward", "remote Net"}),
         pytest.param(2, {"backend": "mpi"}, train, {"all_reduce"}, marks=over_mpi),
         pytest.param(2, {"backend": "mpi", "init": False}, mpi_program, {"send", "recv", "broadcast"}, marks=over_mpi),
     ],
@@ -279,9 +240,6 @@ def test_a_lost_update_happens_on_demand_and_again(order, left):
     assert run.free().join(60).results["server"] == left
     again = Cluster(["server", "a", "b"], rpc=True, hold=schedule).run(add_one_on_server)
     assert again.join(60).results["server"] == left
-
-
-# Schedules ------------------------------------------------------------------------------------------------------------
 
 
 def come_late(go_on):
@@ -330,14 +288,7 @@ def test_what_is_no_schedule_of_this_program_is_refused_in_a_sentence():
         Cluster(2, hold=True, record=False)
 
 
-# What goes wrong ------------------------------------------------------------------------------------------------------
-
-
-class Odd(BaseException):
-    pass
-
-
-@pytest.mark.parametrize("kind", [SystemExit, OSError, Odd])
+@pytest.mark.parametrize("kind", [SystemExit, OSError, GeneratorExit])
 def test_whatever_a_condition_raises_ends_the_job_and_opens_no_gate(kind, tmp_path):
     def condition(_):
         raise kind("so")

@@ -1,7 +1,5 @@
 """What each rank does now, from trace files that still grow; and at a script's foot and prompt, of real jobs."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
@@ -123,8 +121,6 @@ def test_rows_fit_a_terminal_and_many_ranks_are_counted(tmp_path):
     assert all(len(line) <= 80 and line.isprintable() for line in lines)
     assert LiveRows(tmp_path / "gone").lines() == []
 
-
-# `dlearn run --live` and `--hold` -------------------------------------------------------------------------------------
 
 LATE = """
 import time, torch, torch.distributed as dist, dlearn

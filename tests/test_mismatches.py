@@ -96,6 +96,20 @@ def small_buffer(job):
     return "send #1 went through, and rank 1 sends 8 B into a buffer of 4 B on rank 0"
 
 
+def failed_receive(job):
+    job.group("mpi", [0, 1, 2], backend="mpi4py")
+    job.send(1, 0, size=8, group="mpi", site="a.py:5")
+    job.recv(0, 1, size=4, group="mpi", site="a.py:6", error="MPI.Exception")
+    job.collective("barrier", ranks=[1, 2], group="mpi", **WAITS)
+    job.files[0].append(Heartbeat(at_ns=50, site="a.py:6", ended="MPI.Exception"))
+    return "rank 2 (a.py:6); rank 1 sends 8 B into a buffer of 4 B on rank 0"
+
+
+def to_itself(job):
+    job.send(2, 2, site="a.py:6", **WAITS)
+    return "rank 2 waits for itself in send #1 (a.py:6): it never received it."
+
+
 def bits(job):
     job.send(0, 1, tensors=(shaped("bfloat16", 8),))
     job.recv(1, 0, tensors=(shaped("float16", 8),))
@@ -138,8 +152,8 @@ def no_place(job):
 
 KINDS = [
     sizes, roots_of_a_group, dtypes, groups_of_one_name, parts, parts_as_tensors, tags,
-    tags_beside_others, half_a_buffer, small_buffer, bits, transposed, two_threads, lost_send,
-    old_place, no_place,
+    tags_beside_others, half_a_buffer, small_buffer, failed_receive, to_itself, bits, transposed,
+    two_threads, lost_send, old_place, no_place,
 ]  # fmt: skip
 
 

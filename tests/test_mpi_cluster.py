@@ -1,7 +1,5 @@
 """Ranks of a real MPI job from a cell: results, faults, interrupts; and never an orphan."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -21,9 +19,6 @@ from dlearn.errors import RankError, SetupError
 pytestmark = pytest.mark.usefixtures("own_folder")
 
 pytest.importorskip("mpi4py")
-
-
-# What a function finds ------------------------------------------------------------------------------------------------
 
 
 def in_shared_memory() -> set[str]:
@@ -87,9 +82,6 @@ def test_kept_ranks_stay_in_their_job_and_leave_nothing_behind():
         Path(own).touch()  # As a rank that is killed while MPI begins would leave it.
     assert all_end(pids.values())
     assert not Path(own).exists()
-
-
-# Faults ---------------------------------------------------------------------------------------------------------------
 
 
 def meet(fault: str) -> None:

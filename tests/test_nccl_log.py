@@ -24,22 +24,13 @@ def orders(found):
     return {channel: ring.order for ring in found.rings for channel in ring.channels}
 
 
-def in_one_line_each():
-    """The rings as rank 0 writes them, where they have room in a line."""
-    found = (
-        re.search(r"Channel (\d\d)/08 :([ \d]+)$", line)
-        for line in gzip.decompress(REAL.read_bytes()).decode().splitlines()
-    )
-    return {int(each[1]): tuple(map(int, each[2].split())) for each in found if each}
-
-
-# The real log of 16 GPUs on 2 hosts -----------------------------------------------------------------------------------
-
-
 def test_rings_links_and_cards_are_those_of_the_real_log():
     trace = Trace.load(REAL)
     found = analysis.topology(trace)
-    assert orders(found) == in_one_line_each()
+    # Rank 0 writes its rings in a line each, where they have room.
+    log = gzip.decompress(REAL.read_bytes()).decode()
+    told = re.findall(r"Channel (\d\d)/08 :([ \d]+)$", log, re.M)
+    assert orders(found) == {int(channel): tuple(map(int, ring.split())) for channel, ring in told}
     assert [len(ranks) for ranks in found.hosts.values()] == [8, 8]
     crossing = {pair for ring in found.rings for pair in found.crossings(ring)}
     ends = {(1, 8), (3, 10), (5, 12), (7, 14), (9, 0), (11, 2), (13, 4), (15, 6)}
@@ -56,9 +47,6 @@ def test_rings_links_and_cards_are_those_of_the_real_log():
     drawn = [patch.get_gid() for patch in ax.patches if isinstance(patch, FancyArrowPatch)]
     assert {gid for gid in drawn if "NET" in gid} == {f"link {src} to {dst} NET" for src, dst in ends}
     assert ax.get_title(loc="left") == "16 ranks on 2 hosts: 8 rings in 4 orders"
-
-
-# Made logs ------------------------------------------------------------------------------------------------------------
 
 
 def made_log(rings, *, told=("ring", "link"), calls=(), switch=False):

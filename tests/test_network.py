@@ -1,7 +1,5 @@
 """A chosen network: its words, its ports, its switch, and real ranks that feel it and leave nothing."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os
@@ -13,13 +11,14 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import chdir, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from test_run import dlearn_run, script
 from waiting import all_end, comes_true, lives
 
 import dlearn
@@ -30,20 +29,7 @@ from dlearn.network.switch import Switch
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 
-
-@pytest.fixture(scope="module")
-def permitted(tmp_path_factory) -> None:
-    """Skips what needs networks where this machine lets no process have one."""
-    try:
-        with chdir(tmp_path_factory.mktemp("network")):
-            Cluster(1, network="1 ms").run(os.getpid)
-    except SetupError as refused:
-        pytest.skip(str(refused))
-
-
 needs_network = pytest.mark.usefixtures("permitted")
-
-# Words ----------------------------------------------------------------------------------------------------------------
 
 RANGES = {"rate": (1e3, 1e11), "latency": (0, 10), "jitter": (0, 10), "loss": (0, 0.9), "queue": (2e3, 1e9)}
 numbers = {name: st.floats(low, high) for name, (low, high) in RANGES.items()}
@@ -79,9 +65,6 @@ def test_what_is_no_network_is_refused_in_a_short_sentence(make, sentence):
     assert len(str(refused.value)) < 400
 
 
-# Ways and ports -------------------------------------------------------------------------------------------------------
-
-
 def test_a_way_has_the_latency_and_the_loss_of_its_links():
     racks = Network.racks([2, 2], inside="1 Gbit/s, 50 us, loss 10 %", between="10 Mbit/s, 1 ms").fitted(4)
     ports = racks.ports(1500)
@@ -94,9 +77,6 @@ def test_a_way_has_the_latency_and_the_loss_of_its_links():
     assert ports["from rack 0"].queue == 64 * 1500
     # 1 Gbit/s puts 125,000 B on the way in a ms, and the longest way takes 2.1 ms there and back.
     assert racks.window_bytes == 8 * 125_000 * 2.1
-
-
-# The switch -----------------------------------------------------------------------------------------------------------
 
 
 def carried(port: list[float | None], packets: list[bytes], counted: int) -> dict[str, list]:
@@ -239,9 +219,6 @@ def test_a_straggler_computes_slowly_until_it_is_healed():
         assert (told.rank, told.asked) == (1, 3)
         cluster.network.heal()
         assert cluster.run(compute, 0.1, timeout=60).network.stragglers == ()
-
-
-# Nothing is left ------------------------------------------------------------------------------------------------------
 
 
 def switches() -> set[int]:
@@ -418,8 +395,6 @@ def test_where_namespaces_are_not_permitted_a_sentence_says_so():
     assert exposed.startswith("False other users of this machine could reach its RPC workers: user namespaces are not")
 
 
-# Scripts --------------------------------------------------------------------------------------------------------------
-
 SCRIPT = """\
 import os, sys, time, torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -436,10 +411,8 @@ sys.exit(3 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and dist.get_rank(
 @pytest.mark.slow
 def test_ranks_of_torchrun_find_their_network_when_they_start_again_too(tmp_path):
     """A sum of 1 MB over 2 ranks and 20 Mbit/s: 0.4 s, whatever the machine does beside."""
-    (tmp_path / "train.py").write_text(SCRIPT)
     network = ["--network", "20 Mbit/s, 1 ms", "--trace", "t", "--max-restarts", "1", "--nproc-per-node=2"]
-    command = [sys.executable, "-m", "dlearn", "run", *network, "train.py"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = dlearn_run(tmp_path, *network, script(tmp_path, SCRIPT))
     assert done.returncode == 0, done.stderr
     told = [line.split() for line in done.stdout.splitlines()]
     assert [line[0] for line in told] == ["2.0"] * 4

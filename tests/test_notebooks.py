@@ -3,8 +3,6 @@
 The ring runs as a student's who has filled it in, on a machine without the kernel's counters and namespaces, as a Mac.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import os
@@ -14,9 +12,6 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-
-from dlearn import Cluster
-from dlearn.errors import SetupError
 
 HOME = Path(__file__).parent.parent / "notebooks"
 SOURCES = sorted(path for path in HOME.glob("*.py") if path.name != "build.py")
@@ -104,9 +99,6 @@ def test_cells_are_short_and_plain_and_keep_to_their_kind(build, source):
             assert re.search(r"assert .*lessons\.answer\(.*\)\.right", text), "the expected value is proved"
 
 
-# Run ------------------------------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def kernel(build, folder, after):
     """A kernel that notes its pictures, and the file in which they stand."""
@@ -137,7 +129,10 @@ def shared(build, tmp_path_factory):
 @pytest.mark.timeout(900)
 def test_the_notebook_runs_and_every_text_of_its_pictures_can_be_read(build, course, source, tmp_path, request):
     notebook, name = build.read(source), source.stem
-    skip_without(notebook.metadata.dlearn["needs"])
+    if "mpi" in notebook.metadata.dlearn["needs"]:
+        pytest.importorskip("mpi4py", reason="this lesson needs the extra `mpi`")
+    if "network" in notebook.metadata.dlearn["needs"]:
+        request.getfixturevalue("permitted")
     if name == "ring_all_reduce":
         fill_in(course, notebook)
     held = [cell.source for cell in notebook.cells if "turn.bars" in cell.source]
@@ -158,23 +153,6 @@ def test_the_notebook_runs_and_every_text_of_its_pictures_can_be_read(build, cou
     assert [each for each in SHOWN.get(name, ()) if each not in text] == []
 
 
-def skip_without(needs):
-    if "mpi" in needs:
-        pytest.importorskip("mpi4py", reason="this lesson needs the extra `mpi`")
-    if "network" in needs and no_network():
-        pytest.skip(no_network())
-
-
-@cache
-def no_network():
-    """Why ranks cannot have a network of their own here."""
-    try:
-        Cluster(2, network="1 Gbit/s", record=False).run(abs, -1)
-    except SetupError as error:
-        return str(error)
-    return ""
-
-
 def fill_in(course, notebook):
     """The student's notebook, with a guess, and a ring that is right."""
     source = (HOME.parent / "course" / "solutions" / "own_ring.py").read_text()
@@ -187,7 +165,7 @@ def fill_in(course, notebook):
 
 
 BEHIND = {
-    "ddp_paper": "from paper_findings import check_finding\nfor each in findings:\n    check_finding(each)",
+    "ddp_paper": "from test_ddp_paper import check_finding\nfor each in findings:\n    check_finding(each)",
     "museum_of_hangs": "from test_museum import check_visit\nfor each in visits:\n    check_visit(each)",
     "ring_all_reduce": """
 assert reconcile(Cluster(2).run(dist.barrier).trace).not_measured.startswith("darwin")

@@ -1,6 +1,4 @@
-"""What is built for others: a wheel and an sdist that work alone, and the files that people look for in a project."""
-
-from __future__ import annotations
+"""What is built for others: a wheel that works alone, the site, what people look for in a project."""
 
 import importlib.metadata
 import re
@@ -11,6 +9,7 @@ import tomllib
 import venv
 import zipfile
 from pathlib import Path
+from urllib.parse import unquote
 
 import for_the_index
 import pytest
@@ -52,9 +51,6 @@ def test_every_relative_link_of_a_page_leads_somewhere(page):
 def headings(page: str) -> set[str]:
     """As links name them."""
     return {re.sub(r"[^\w -]", "", line.lstrip("# ")).lower().replace(" ", "-") for line in page.splitlines()}
-
-
-# Built, and installed where nothing else is ---------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -133,3 +129,25 @@ def test_the_first_example_runs_with_the_wheel_and_core_dependencies_in_an_empty
     trace = next(tmp_path.glob(".dlearn/runs/*/trace"))
     command = python.with_name("dlearn")
     assert subprocess.check_output([command, "explain", trace], text=True).startswith("3 ranks (gloo)")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_site_is_built_and_every_link_of_it_leads_somewhere(tmp_path):
+    pytest.importorskip("myst_nb", reason="this needs the dependency group `site`")
+    out = tmp_path / "out"
+    subprocess.run([sys.executable, ROOT / "course" / "make_site.py", "--out", out], check=True)
+    pages = {page: page.read_text() for page in (out / "html").rglob("*.html")}
+    assert len(pages) > 45
+    for page, text in pages.items():
+        assert "tag_answer" not in text, "an answer is in sight"
+        assert not re.findall(r'<(?:script|img|iframe)[^>]*src="https?:', text), page
+        assert not re.findall(r'<link[^>]*rel="stylesheet"[^>]*href="https?:', text), page
+        for target in re.findall(r'<a [^>]*href="([^"]+)"', text):
+            if "://" in target or target.startswith(("mailto:", "data:")):
+                continue
+            file, _, heading = unquote(target).partition("#")
+            led_to = (page.parent / file).resolve() if file else page
+            assert led_to.exists(), (page.name, target)
+            if heading and led_to in pages:
+                assert f'id="{heading}"' in pages[led_to], (page.name, target)

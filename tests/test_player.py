@@ -43,9 +43,6 @@ def in_the_strip(trace):
     return unpacked(strip(trace).to_html())
 
 
-# Of recorded jobs -----------------------------------------------------------------------------------------------------
-
-
 def test_a_page_plays_all_messages_and_tells_the_same_sentences(trace):
     shown, page = player(trace), player(trace).to_html()
     data = unpacked(page)[0]
@@ -72,9 +69,6 @@ def test_the_strip_holds_all_calls_messages_and_bytes(trace):
     assert sum(size for _, _, size, *_ in pairs) == sum(message.payload_bytes or 0 for message in came)
     for place, span in enumerate(data["spans"]):
         assert (within == place).sum() == len(operations(trace.within(span)))
-
-
-# The player -----------------------------------------------------------------------------------------------------------
 
 
 def test_without_scripts_each_message_has_an_arrow_with_its_head_at_the_receiver(tmp_path):
@@ -163,9 +157,6 @@ def test_python_stands_where_it_was_sent_and_tells_who_asked(tmp_path):
             DlearnError, match=rf"no step {step!r}: choose one from 0 \(before the first message\) to 4"
         ):
             shown.step = step
-
-
-# The strip ------------------------------------------------------------------------------------------------------------
 
 
 def test_what_never_ended_what_nobody_saw_end_and_who_never_came_are_told_apart(tmp_path):

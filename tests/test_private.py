@@ -4,7 +4,7 @@ import os
 import re
 import subprocess
 import sys
-from contextlib import chdir, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,19 +17,7 @@ from dlearn.errors import SetupError
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 LISTENS = "0A"
-
-
-@pytest.fixture(scope="module")
-def permitted(tmp_path_factory):
-    """Skips what needs a private network where this machine lets no process have one."""
-    try:
-        with chdir(tmp_path_factory.mktemp("private")):
-            Cluster(1, private=True).run(os.getpid)
-    except SetupError as refused:
-        pytest.skip(str(refused))
-
-
-needs_namespaces = pytest.mark.usefixtures("permitted")
+needs_namespaces = pytest.mark.usefixtures("private_permitted")
 
 
 def network():

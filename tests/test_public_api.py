@@ -1,7 +1,5 @@
 """What is promised: the public names, no more and no fewer, each with a docstring."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from pathlib import Path

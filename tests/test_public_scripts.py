@@ -4,8 +4,6 @@ accelerate's (Apache-2.0) is a whole script. torch's (BSD-3) is a part of its ow
 names.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

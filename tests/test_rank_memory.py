@@ -1,7 +1,5 @@
 """What ranks hold while they train, counted on real ranks and beside the textbook; and that the counting is a guest."""
 
-from __future__ import annotations
-
 import gc
 from contextlib import contextmanager
 from functools import partial
@@ -107,9 +105,6 @@ def test_activations_come_one_by_one_and_go_and_so_they_are_drawn(trace):
         middle_ms = ((now.start_ns + then.start_ns) / 2 - held[0].start_ns) / 1e6
         column = [(middle_ms, y) for y in np.linspace(*ax.get_ylim(), 1000)]
         assert area.contains_points(column).any() == (now.activations > 0)
-
-
-# A guest --------------------------------------------------------------------------------------------------------------
 
 
 @contextmanager

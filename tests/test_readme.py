@@ -5,22 +5,17 @@ The Python of both is one notebook, cell after cell; `In your own script` is mad
 time, and what `...` leaves out; byte figures are equal.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import psutil
 import pytest
 from traitlets.config import Config
 from waiting import free_port
-
-if TYPE_CHECKING:
-    import nbformat  # Where it is used: with the names of the web that it knows, it takes 2.5 s.
 
 
 class Block(NamedTuple):
@@ -58,7 +53,7 @@ class Walk:
     """The reader's folder, terminal and notebook; `printed[block]` holds all that a block showed, errors too."""
 
     def __init__(self, folder: Path, sockets: Path) -> None:
-        import nbformat
+        import nbformat  # Here: with the names of the web that it knows, it takes 2.5 s.
         from nbclient import NotebookClient
 
         self.folder = folder
@@ -85,7 +80,7 @@ class Walk:
         return "\n".join(text_of(output) for output in cell.outputs)
 
 
-def text_of(output: nbformat.NotebookNode) -> str:
+def text_of(output) -> str:
     if output.output_type == "stream":
         return output.text
     if output.output_type == "error":

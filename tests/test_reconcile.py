@@ -84,28 +84,6 @@ def test_what_goes_over_connections_of_no_known_group_is_counted_once(tmp_path):
     assert residues == [("world", 0), ("world", 0), ("", 308), ("", 308)]
 
 
-def test_each_span_for_itself(tmp_path):
-    """Two steps, the second with 10 B too many; the whole is then off by 10 B, the first step is not."""
-    job = Job(tmp_path, ranks=2)
-    job.connect()
-    sent = 8
-    for step, extra in enumerate((0, 10)):
-        inside = [job.span(rank, f"step {step}") for rank in (0, 1)]
-        for rank in (0, 1):
-            job.counters(rank, sent, parent=inside[rank])
-        job.collective("all_reduce", size=200, parent=inside[0])
-        sent += 776 + extra
-        for rank in (0, 1):
-            job.counters(rank, sent, parent=inside[rank])
-    trace = job.load()
-    assert [(part.what, part.residue_bytes) for part in reconcile(trace).parts] == [("step 0", 0), ("step 1", 20)]
-    assert reconcile(trace.within("step 0")).exact
-    assert not reconcile(trace.within("step 1")).exact
-    assert {(m.operation.seq, m.confirmed) for m in messages(trace)} == {(1, True), (2, False)}
-    step = measured_traffic(trace.within("step 1"))
-    assert (step.counted, step.wire_bytes, step.not_measured) == ("measured", {(0, 1): 786, (1, 0): 786}, "")
-
-
 def test_a_part_is_not_given_what_was_counted_for_others(tmp_path):
     """The counters were read before and after both collectives; for one of them alone nothing was measured."""
     job = Job(tmp_path, ranks=2)
@@ -123,9 +101,6 @@ def test_a_part_is_not_given_what_was_counted_for_others(tmp_path):
     assert f"predicted on the wire 1,552 B, not measured ({counted_together})" in found.sentence
     assert predicted_traffic(part).total_bytes == 1552
     assert measured_traffic(part).not_measured == counted_together
-
-
-# On real ranks --------------------------------------------------------------------------------------------------------
 
 
 def every_operation(sizes: list[int], dtype: torch.dtype, root: int) -> None:
@@ -205,5 +180,11 @@ def test_a_whole_ddp_run_to_the_byte(recorded, ranks, measure):
     trace = recorded(programs.train_ddp, ranks, arguments=(5,), measure=measure)
     found = reconcile(trace)
     assert found.exact
+    assert found.intrusive == (measure == "phase")
+    step = trace.within("step 1")
+    assert reconcile(step).exact
+    assert sum(measured_traffic(step).wire_bytes.values()) == reconcile(step).whole.measured_bytes
+    if measure == "span":
+        assert [part.what for part in found.parts] == [f"step {i}" for i in range(5)]
     assert all(part.residue_bytes == 0 for part in found.parts)
     assert all(message.confirmed for message in messages(trace))

@@ -4,8 +4,6 @@ All of tests/workloads.py runs once, each in a span of its name, and so do the s
 process group of its own, so that none changes the numbers of another's calls. What is asked reads these recordings.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import sysconfig
@@ -31,8 +29,6 @@ from dlearn import Trace, explain, messages, operations
 from dlearn.analysis import assert_traffic, hangs, reconcile, traffic
 from dlearn.errors import DlearnError
 from dlearn.events.event import NOT_OBSERVED, REFUSED, Collective, Gradient, PhaseSpan, PointToPoint
-
-# All ops, from any caller ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -104,18 +100,10 @@ def test_every_stretch_of_a_step_is_seen_and_holds_what_happens_in_it(recorded):
             assert [each.phase for each in around] == [event.phase]
 
 
-# Scenes ---------------------------------------------------------------------------------------------------------------
-
-SCENES: list[Callable[..., None]] = []
-
-
-def scene(program: Callable[..., None]) -> Callable[..., None]:
-    SCENES.append(program)
-    return program
-
-
 def all_scenes() -> int:
-    for program in SCENES:
+    scenes = [waits_here_and_there, from_a_thread, waits_in_vain, is_refused_at_times]
+    scenes += [waits_for_nothing, holds_many, sends_much, shapes, strange_spans]
+    for program in [*scenes, has_workers, whispers]:
         group = dist.new_group()
         dist.barrier()
         with dlearn.span(program.__name__):
@@ -129,7 +117,6 @@ def seen(recorded):
     return recorded(all_scenes).within
 
 
-@scene
 def waits_here_and_there(group, rank) -> None:
     dist.all_reduce(torch.ones(4), group=group)
     dist.broadcast(torch.ones(4), 0, async_op=True, group=group).wait()
@@ -143,7 +130,6 @@ def test_the_end_is_told_by_the_wait_only_where_the_call_itself_waits(seen):
     assert told == [("all_reduce", "", "wait"), ("broadcast", "", "callback"), ("all_reduce", "reducer", "callback")]
 
 
-@scene
 def from_a_thread(group, rank) -> None:
     thread = threading.Thread(target=lambda: dist.all_reduce(torch.ones(4), group=group), name="helper")
     thread.start()
@@ -154,7 +140,6 @@ def test_calls_from_a_thread_have_its_name_and_the_open_span(seen):
     assert [call.thread for call in calls_of(seen("from_a_thread"))] == ["helper"] * 2
 
 
-@scene
 def waits_in_vain(group, rank) -> None:
     if rank == 0:
         with pytest.raises(RuntimeError, match="failed to pass monitoredBarrier"):
@@ -167,7 +152,6 @@ def test_a_monitored_barrier_that_fails_has_waited_and_was_not_refused(seen):
     assert "rank 0 waits for rank 1 in monitored_barrier #1" in str(explain(seen("waits_in_vain")))
 
 
-@scene
 def is_refused_at_times(group, rank) -> None:
     """A send and a collective that rank 0 alone is refused, and an all_gather that gloo refuses on both ranks."""
     if rank == 0:
@@ -202,7 +186,6 @@ def test_what_is_refused_meets_no_other_call_and_takes_no_message_its_confirmati
     assert_traffic(trace, op="all_reduce")
 
 
-@scene
 def waits_for_nothing(group, rank) -> None:
     from torch.distributed._functional_collectives import wait_tensor
 
@@ -216,7 +199,6 @@ def waits_for_nothing(group, rank) -> None:
         dist.barrier()
 
 
-@scene
 def holds_many(group, rank) -> None:
     works = []
     for _ in range(1200):
@@ -225,7 +207,6 @@ def holds_many(group, rank) -> None:
         work.wait()
 
 
-@scene
 def sends_much(group, rank) -> None:
     large = torch.empty(65 << 20, dtype=torch.uint8)
     dist.recv(large, 0, group) if rank else dist.send(large, 1, group)
@@ -240,7 +221,6 @@ def test_works_are_held_until_they_end_but_not_more_than_fit(seen):
     assert [process.footer.works_dropped for process in seen("holds_many").processes] == [201, 200]
 
 
-@scene
 def shapes(group, rank) -> None:
     dist.all_reduce(torch.ones(1000)[10:20], group=group)
     dist.broadcast(torch.zeros(1000) if rank else torch.ones(1).expand(1000), 0, group)
@@ -263,7 +243,6 @@ def test_views_expanded_and_sparse_tensors_are_counted_as_gloo_sends_them(seen):
     assert (send.offset_bytes, send.whole_bytes) == (16, 32)
 
 
-@scene
 def strange_spans(group, rank) -> None:
     with dlearn.span("\ud800"), dlearn.span(object()), dlearn.span("x" * 3_000_000), dlearn.span(7):
         pass
@@ -279,7 +258,6 @@ def strange_spans(group, rank) -> None:
         dist.all_reduce(torch.ones(2), group=group)
 
 
-@scene
 def has_workers(group, rank) -> None:
     from torch.utils.data import DataLoader, TensorDataset
 
@@ -287,7 +265,6 @@ def has_workers(group, rank) -> None:
         dist.all_reduce(batch, group=group)
 
 
-@scene
 def whispers(group, rank) -> None:
     text = "".join(["TOP", "SECRET"])
     dist.all_gather_object([None, None], {"password": text}, group)
@@ -315,9 +292,6 @@ def test_no_value_and_no_argument_reaches_the_files(seen, recorded):
         text = file.read_bytes()
         assert b"TOPSECRET" not in text
         assert b"271828182" not in text
-
-
-# Recordings of the program's own --------------------------------------------------------------------------------------
 
 
 def own_recordings() -> tuple[Path, object, str, str]:
@@ -469,11 +443,9 @@ def test_results_are_bit_equal_with_and_without_the_recorder(recorded):
         assert all(torch.equal(a, b) for a, b in zip(ran[0][rank], ran[1][rank], strict=True))
 
 
-# In this process ------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def group_of_one():
+    """This process alone."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()

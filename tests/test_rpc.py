@@ -22,8 +22,6 @@ from dlearn.events.event import RpcWindow
 
 WORKERS = ["ps", "trainer1", "trainer2"]
 
-# A server and two trainers --------------------------------------------------------------------------------------------
-
 
 @pytest.fixture
 def trained(recorded):
@@ -98,6 +96,8 @@ def test_four_messages_carry_information_and_the_iteration_tells_them(trained):
 
 def test_a_request_of_an_unknown_kind_stays_with_its_iteration_and_is_said(trained, tmp_path):
     """The server's file without what its Python told of remote references: 28 messages all the same."""
+    from pictures import words  # Not above: the ranks load this file, too.
+
     shutil.copytree(trained.path, tmp_path / "trace")
     (server,) = [each.path.name for each in trained.processes if each.label == "ps"]
     path = tmp_path / "trace" / server
@@ -118,16 +118,10 @@ def test_a_request_of_an_unknown_kind_stays_with_its_iteration_and_is_said(train
     assert trace.rpc.complete
     assert trace.rpc.problems == (sentence,)
     assert sentence in str(explain(trace))
-    assert sentence in words_of(draw.sequence(trace))
-    assert sentence in words_of(draw.timeline(trace))
+    assert sentence in words(draw.sequence(trace))
+    assert sentence in words(draw.timeline(trace))
     # Trainers wait for ps, which calls nobody.
-    assert " for ps, " in words_of(draw.timeline(trace)).partition("Longest wait: trainer")[2]
-
-
-def words_of(ax):
-    from matplotlib.text import Text  # Not above: the ranks load this file, too.
-
-    return "\n".join(text.get_text() for text in ax.figure.findobj(Text))
+    assert " for ps, " in words(draw.timeline(trace)).partition("Longest wait: trainer")[2]
 
 
 def test_a_log_that_cannot_be_read_is_said_and_calls_are_kept(trained, tmp_path):
@@ -140,9 +134,6 @@ def test_a_log_that_cannot_be_read_is_said_and_calls_are_kept(trained, tmp_path)
     assert "do not stand in the agents' logs" in str(explain(trace))
     calls = [message for message in messages(trace) if message.what.startswith("forward(") and not message.control]
     assert [(call.src, call.dst, call.how) for call in calls].count((1, 0, "observed")) == 3
-
-
-# A bit of everything --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -188,19 +179,14 @@ def test_what_travels_is_known_as_the_kernel_counts_it(asked, part):
 
 def test_a_span_holds_what_it_caused_and_no_more_of_the_context(asked):
     there, back, after = (messages(asked.within(name)) for name in ("there", "back", "after"))
-    assert [(each.src, each.dst, each.control) for each in there] == [
-        (0, 1, False),
-        (1, 2, False),
-        (2, 1, False),
-        (1, 0, False),
-    ]
-    crossings = {(0, 1), (1, 2), (2, 1), (1, 0)}
-    assert {(each.src, each.dst) for each in back if each.op == "BACKWARD_AUTOGRAD_REQ"} == crossings
+    crossings = [(0, 1), (1, 2), (2, 1), (1, 0)]
+    assert [(each.src, each.dst) for each in there if not each.control] == crossings
+    assert len(there) == 4
+    gradients = [each for each in back if each.op == "BACKWARD_AUTOGRAD_REQ"]
+    assert {(each.src, each.dst) for each in gradients} == {*crossings}
     assert [each.op for each in back].count("BACKWARD_AUTOGRAD_RESP") == 4 == len(back) / 2
-    assert [(each.op, each.operation.ends[0].phase) for each in after] == [
-        ("SCRIPT_CALL", "optimizer"),
-        ("SCRIPT_RET", "optimizer"),
-    ]
+    assert [each.op for each in after] == ["SCRIPT_CALL", "SCRIPT_RET"]
+    assert {each.operation.ends[0].phase for each in after} == {"optimizer"}
 
 
 def test_the_backward_pass_of_an_rref_at_its_owner_is_a_backward_pass(asked):
@@ -208,9 +194,6 @@ def test_the_backward_pass_of_an_rref_at_its_owner_is_a_backward_pass(asked):
     assert {(window.site.split(":")[0], window.phase) for window in windows} == {("tests/rpc_jobs.py", "backward")}
     assert asked.rpc.explained == asked.rpc.logged
     assert [step.phase for step in iteration(asked).story] == ["forward", "forward", "backward", "backward"]
-
-
-# A guest --------------------------------------------------------------------------------------------------------------
 
 
 def test_training_is_not_changed_and_ranks_that_are_kept_stay_workers():
@@ -229,20 +212,12 @@ def test_training_is_not_changed_and_ranks_that_are_kept_stay_workers():
     assert_as_predicted(second.trace, reconcile(second.trace).whole.pairs)
 
 
-# What goes wrong, and what is the user's own --------------------------------------------------------------------------
-
-
-class Unpicklable:
-    def __reduce__(self):
-        raise TypeError("this cannot be pickled")
-
-
 def die():
     os._exit(3)
 
 
 def return_unpicklable():
-    return Unpicklable()
+    return (number for number in range(3))
 
 
 def divide(x):
@@ -314,12 +289,8 @@ rpc.shutdown()
 def test_a_script_of_the_users_own_is_recorded_and_keeps_its_stderr(tmp_path):
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "WORLD_SIZE": "2", "PYTHONWARNINGS": "ignore"}
     here = {**os.environ, **shared, "PYTHONPATH": str(Path(__file__).parent.parent)}
-    jobs = [
-        subprocess.Popen(
-            [sys.executable, "-c", OWN_SCRIPT], cwd=tmp_path, env={**here, "RANK": str(rank)}, stderr=subprocess.PIPE
-        )
-        for rank in range(2)
-    ]
+    command, told = [sys.executable, "-c", OWN_SCRIPT], {"cwd": tmp_path, "stderr": subprocess.PIPE}
+    jobs = [subprocess.Popen(command, env={**here, "RANK": rank}, **told) for rank in "01"]
     told = [job.communicate(timeout=60)[1].decode() for job in jobs]
     assert told[0] == "after the recording\n"
     said = "mine, from Python\n[V no log line, without an end, and here it is\nfrom a child\nafter the recording\n"

@@ -1,7 +1,5 @@
 """`dlearn run`: scripts that know nothing of dlearn, started by torchrun or alone, and how they end."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -17,8 +15,6 @@ from waiting import all_end, comes_true, free_port
 from dlearn import Trace, explain
 from dlearn.analysis import reconcile
 from dlearn.cli import main
-
-slow = pytest.mark.slow
 
 DDP = """
 import os, subprocess, sys, time, torch, torch.distributed as dist
@@ -37,15 +33,9 @@ dist.destroy_process_group()
 """
 
 
-def dlearn_run(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "dlearn.cli", "run", *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env={**os.environ, **environment},
-    )
+def dlearn_run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "dlearn.cli", "run", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100)
 
 
 def script(folder: Path, text: str, name: str = "train.py") -> str:
@@ -76,7 +66,7 @@ def hanging(folder: Path, text: str, *arguments: str) -> tuple[subprocess.Popen[
     return process, told.removeprefix("dlearn: nothing has happened for 2 s: ").strip()
 
 
-@slow
+@pytest.mark.slow
 def test_a_hang_is_told_while_it_hangs_and_at_the_end_and_from_the_files(tmp_path):
     process, sentence = hanging(tmp_path, DDP, "hang")
     assert comes_true((tmp_path / "100 turns").exists)  # By then it was looked at often.
@@ -90,7 +80,7 @@ def test_a_hang_is_told_while_it_hangs_and_at_the_end_and_from_the_files(tmp_pat
     assert sentence in str(explain(Trace.load(tmp_path / "t")))
 
 
-@slow
+@pytest.mark.slow
 def test_a_call_that_does_not_return_is_told_once_by_the_caller(tmp_path):
     text = """
     import os, time, torch, torch.distributed.rpc as rpc
@@ -132,7 +122,7 @@ if __name__ == "__main__":
 """
 
 
-@slow
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["spawn", "fork"])
 def test_steps_of_ranks_that_the_script_starts_itself(tmp_path, how):
     """The process that starts them makes no steps, and is quiet for as long as they import torch: no rank, no file."""
@@ -146,16 +136,15 @@ def test_steps_of_ranks_that_the_script_starts_itself(tmp_path, how):
     assert len(trace.where(kind="span").events) == 6
 
 
-@slow
+@pytest.mark.slow
 def test_a_restarted_job_keeps_every_attempt(tmp_path):
     # torchrun keeps its store over a restart, and the ranks then find the old addresses in it, now and then: so a file.
     text = DDP.replace("sys.argv[1]\n", "'kill' if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' else ''\n")
     where = "f'file://{os.getcwd()}/meet' + os.environ['TORCHELASTIC_RESTART_COUNT']"
     mine = "rank=int(os.environ['RANK']), world_size=2"
     text = text.replace('("gloo")', f'("gloo", init_method={where}, {mine})')
-    done = dlearn_run(
-        tmp_path, "--nproc-per-node=2", "--max-restarts=1", "--trace", "t", script(tmp_path, text), "well"
-    )
+    options = ["--nproc-per-node=2", "--max-restarts=1", "--trace", "t"]
+    done = dlearn_run(tmp_path, *options, script(tmp_path, text), "well")
     assert done.returncode == 0, done.stderr
     last, first = Trace.load(tmp_path / "t"), Trace.load(tmp_path / "t", attempt=0)
     assert len(last.matches) == 6
@@ -163,7 +152,7 @@ def test_a_restarted_job_keeps_every_attempt(tmp_path):
     assert "the job began 2 times" in last.problems[0]
 
 
-@slow
+@pytest.mark.slow
 def test_no_orphans_when_the_command_is_killed(tmp_path):
     text = """
     import os, time, torch
@@ -228,7 +217,7 @@ def test_a_second_run_into_the_folder_of_one_that_has_not_ended_is_refused(tmp_p
     assert first.returncode == 0
 
 
-@slow
+@pytest.mark.slow
 def test_some_steps_of_a_long_job(tmp_path):
     text = """
     import torch, torch.distributed as dist

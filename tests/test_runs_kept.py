@@ -1,7 +1,5 @@
 """Which folders of runs are deleted, and which never: no other's, and none that a notebook uses, wherever it runs."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

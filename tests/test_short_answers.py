@@ -1,7 +1,5 @@
 """Short answers of students: every entry of answers.toml accepts what is right in each form, and nothing else."""
 
-from __future__ import annotations
-
 import ast
 import re
 import tomllib
@@ -21,10 +19,6 @@ LESSONS: dict[str, dict[str, Any]] = tomllib.loads((files("dlearn.course") / "an
 EVERY = {f"{lesson}.{name}": entry for lesson, of in LESSONS.items() for name, entry in of.items()}
 COMPARED = {id: entry for id, entry in EVERY.items() if entry.keys() & {"value", "any", "between"}}
 NUMBER = next(id for id, entry in EVERY.items() if type(entry.get("value")) is int)
-
-
-def accepted(entry: dict[str, Any]) -> list[Any]:
-    return [*entry.get("any", []), *entry.get("between", []), *([entry["value"]] if "value" in entry else [])]
 
 
 def other_forms(value: Any) -> list[Any]:
@@ -47,7 +41,8 @@ def near_misses(value: Any) -> list[Any]:
 @pytest.mark.parametrize("id", COMPARED)
 def test_a_right_answer_is_right_in_each_form_and_no_other(id):
     entry = COMPARED[id]
-    for value in accepted(entry):
+    one = [entry["value"]] if "value" in entry else []
+    for value in (*entry.get("any", []), *entry.get("between", []), *one):
         for form in (value, *other_forms(value)):
             verdict = lessons.answer(id, form)
             low, high = entry.get("between", (form, form))

@@ -1,7 +1,5 @@
 """What answers and sentences look like in a terminal and in a notebook."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

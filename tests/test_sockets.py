@@ -1,7 +1,5 @@
 """Counters of real sockets: exact, of the right group, and read without a trace left behind."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from pathlib import Path
 
@@ -129,14 +127,6 @@ def test_connections_made_later_are_not_measured_and_not_guessed(monkeypatch, re
     assert {pair.measured_bytes for pair in found.whole.pairs} == {None}
     assert {each.confirmed for each in messages(recorded(train_when_all_are_there))} == {False}
     assert "not measured" in found.sentence
-
-
-def test_each_span_has_a_sample_at_both_ends(recorded):
-    trace = recorded(programs.train_ddp, ranks=3, arguments=(4,))
-    found = reconcile(trace)
-    assert [(part.what, part.residue_bytes) for part in found.parts] == [(f"step {i}", 0) for i in range(4)]
-    assert not found.intrusive
-    assert {event.still for event in trace.of(Counters)} == {None}
 
 
 def overlapping() -> None:

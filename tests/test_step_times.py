@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.colors import to_rgba
 from matplotlib.text import Text
-from pictures import lanes, parts, texts, title
+from pictures import ddp_buckets, ddp_step, lanes, parts, texts, title
 from traces import Job, tensor
 
 from dlearn import analysis, draw, explain
@@ -59,9 +59,6 @@ def red(tmp_path_factory):
     """The colour of what is missing: that of the step without an end."""
     never = draw.steps(named(tmp_path_factory.mktemp("never"), [5], never=[(1, 0)]))
     return to_rgba(parts(never, "never finished")[0].get_color())
-
-
-# Which step is odd ----------------------------------------------------------------------------------------------------
 
 
 def test_the_odd_step_is_named_with_the_rank_and_the_bucket_that_the_others_waited_for(tmp_path):
@@ -126,35 +123,10 @@ def test_the_rank_that_a_title_says_is_waited_for_is_red_in_its_picture(tmp_path
     assert all("for rank 1" in told[view] for view in VIEWS if view is not draw.breakdown)
 
 
-# Where the time goes, and what is hidden ------------------------------------------------------------------------------
-
-
-def one_step(job, at=0, *, late=0, backward=0):
-    """A step on two ranks, in µs from `at`; rank 1's backward pass begins `late` later, its forward does, too.
-
-    forward 0-100, backward 110-300, optimizer 310-330. Gradients "b" at 150, "a" at 250. Bucket 0 (40 B) is launched
-    at 151 and done at 211, bucket 1 (60 B) at 251 and 291: on rank 0 with `late=0` 60 µs hidden, 40 µs exposed.
-    """
-    for rank in range(2):
-        shift = at + late * rank
-        job.stretch(rank, "forward", shift * US, (shift + 100) * US)
-        for name, ready in (("b", 150), ("a", 250)):
-            job.gradient(rank, name, at_ns=(shift + ready) * US, backward=backward)
-    for size, launched, took in ((40, 151, 60), (60, 251, 40)):
-        starts = {0: (at + launched) * US, 1: (at + launched + late) * US}
-        facts = {"launcher": "reducer", "backward": backward, "phase": "backward", "inputs": (tensor(size),)}
-        job.collective("all_reduce", start_ns=starts, end_ns=starts[1] + took * US, **facts)
-    for rank in range(2):
-        job.stretch(rank, "backward", (at + 110 + late * rank) * US, (at + 300 + late) * US)
-        job.stretch(rank, "optimizer", (at + 310 + late) * US, (at + 330 + late) * US)
-
-
 def late_job(folder):
     job = Job(folder, ranks=2)
-    for rank in range(2):
-        job.bucket(rank, 0, {"b": 40}, count=2)
-        job.bucket(rank, 1, {"a": 60}, count=2)
-    one_step(job, late=80)
+    ddp_buckets(job)
+    ddp_step(job, late=80)
     return job.load()
 
 
@@ -187,7 +159,7 @@ def test_the_parts_of_a_step_of_median_length(tmp_path):
     """Of two in the middle it is the shorter."""
     job = Job(tmp_path, ranks=2)
     for number, (at, late) in enumerate([(0, 300), (1000, 10), (2000, 80), (3000, 200)]):
-        one_step(job, at, late=late, backward=number)
+        ddp_step(job, at, late=late, backward=number)
     trace = job.load()
     found = analysis.breakdown(trace)
     first, second = found.middle
@@ -227,9 +199,6 @@ def test_hidden_and_exposed_are_all_of_the_communication(tmp_path_factory, calls
                 busy.update(range(start + later * share.rank, start + later + took))
             assert share.length_ns("hidden", "transfer", "waiting") == len(busy)
             assert sum(share.waits.values()) >= share.length_ns("waiting")
-
-
-# Buckets --------------------------------------------------------------------------------------------------------------
 
 
 def test_a_real_run_has_every_gradient_in_a_bucket_that_was_sent_and_done(recorded):

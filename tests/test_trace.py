@@ -76,9 +76,6 @@ def test_a_rank_is_the_headers_or_the_default_groups_or_one_that_nobody_can_have
     assert [(process.rank, process.header.pid) for process in job.load().processes] == [(0, 5), (1, 4)]
 
 
-# Parts ----------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [

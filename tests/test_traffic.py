@@ -1,12 +1,13 @@
 """Bytes from each rank to each other rank, and those of two runs side by side. (Predicted and measured ones are in
-test_reconcile.py.)"""
+test_reconcile.py.) And bandwidth, as nccl-tests define it; odd cases: frozen/by_hand.zip, "bandwidth-...".
+"""
 
 import pytest
-from pictures import texts, title
+from pictures import MS, texts, title
 from traces import Job
 
-from dlearn import draw
-from dlearn.analysis import compare, measured_traffic, traffic
+from dlearn import draw, operations
+from dlearn.analysis import bandwidth, compare, measured_traffic, traffic
 from dlearn.errors import DlearnError
 
 
@@ -81,9 +82,6 @@ def test_the_picture_says_which_bytes_it_shows(tmp_path):
         draw.traffic(trace, bytes="wire")
 
 
-# Two runs side by side ------------------------------------------------------------------------------------------------
-
-
 def two_runs(tmp_path):
     """`a` all-reduces 1000 B, `b` 500 B, and `b` broadcasts 8 B from rank 0 before."""
     a, b = Job(tmp_path / "a", ranks=2), Job(tmp_path / "b", ranks=2)
@@ -110,3 +108,31 @@ def test_what_came_and_what_went(tmp_path):
     assert "<half>" not in found._repr_html_()
     nothing = a.where(kind="span")
     assert compare(nothing, a).total.added_bytes == 2000
+
+
+# op -> what each of 4 ranks hands over, and busbw / algbw. The size is that of the whole: of 4 blocks of 1 MB that are
+# gathered 4 MB, as of the 4 MB that are scattered.
+BANDWIDTHS = {
+    "all_reduce": (4_000_000, 1.5),  # 2 * 3/4
+    "all_reduce_coalesced": (4_000_000, 1.5),
+    "all_gather": (1_000_000, 0.75),  # 3/4
+    "all_gather_single_coalesced": (1_000_000, 0.75),
+    "reduce_scatter": (4_000_000, 0.75),
+    "reduce_scatter_single": (4_000_000, 0.75),
+    "all_to_all_single": (4_000_000, 0.75),
+    "gather": (1_000_000, 0.75),
+    "broadcast": (4_000_000, 1.0),
+    "reduce": (4_000_000, 1.0),
+}
+
+
+def test_size_and_factor_of_each_op(tmp_path):
+    job = Job(tmp_path, ranks=4)
+    for number, (op, (given, _)) in enumerate(BANDWIDTHS.items()):
+        at = 10 * number * MS
+        job.collective(op, size=given, root=0, start_ns=at, end_ns=at + 2 * MS)
+    found = {each.op: bandwidth(each) for each in operations(job.load())}
+    for op, (_, factor) in BANDWIDTHS.items():
+        assert found[op].size_bytes == 4_000_000
+        assert found[op].algorithm_bandwidth == pytest.approx(2e9)  # 4 MB in 2 ms
+        assert found[op].bus_bandwidth == pytest.approx(2e9 * factor), op

@@ -1,11 +1,10 @@
 """A trace step by step: the order, what each rank holds after each step, and what is said of it. (In test_frozen.py the
-steps of recorded traces are compared, and their order is checked.)"""
+steps of recorded traces and of a pipeline are compared, and their order is checked.)"""
 
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import programs
 import pytest
 import wrong_rings
 from hypothesis import given, settings
@@ -93,48 +92,6 @@ def test_the_pieces_of_every_glass_box_collective_move_and_sum(recorded):
         assert "?" not in ever(walk)
         assert all(step.message.how == "observed" for step in walk.steps)
         assert all(" Then rank " in step.sentence for step in walk.steps)
-
-
-def test_gradients_fill_buckets_and_these_travel(recorded):
-    walk = walk_of(recorded(programs.train_ddp, 2, arguments=(5,), measure="span").within("step 4"))
-    panel = next(each for each in walk.panels if each.lasting)
-    assert at_the_end(walk, panel) == {"bucket 0: averaged", "bucket 1: averaged"}
-    assert {step.mark for step in walk.steps if step.op == "work"} == {"forward", "backward", "optimizer"}
-    for rank in range(2):
-        mine = [step for step in walk.steps if step.rank == rank]
-        ready = [place for place, step in enumerate(mine) if step.op == "gradient"]
-        assert len(ready) == 10  # Weight and bias of five layers.
-        assert {mine[place].part for place in ready} == {"step 4 · backward"}
-        for bucket in range(2):
-            full = next(place for place in ready if f"in bucket {bucket}, which is full" in mine[place].sentence)
-            sent = [
-                place
-                for place, step in enumerate(mine)
-                if step.message and step.message.operation.bucket and step.message.operation.bucket.index == bucket
-            ]
-            assert full < sent[0]
-
-
-def test_a_pipelines_works_and_messages_in_order_and_what_is_kept(tmp_path):
-    """1F1B of two stages and two micro-batches: rank 0 does F0 F1 B0 B1, and rank 1 F0 B0 F1 B1."""
-    job = Job(tmp_path, ranks=2)
-    begins = {0: {"F0": 0, "F1": 10, "B0": 32, "B1": 54}, 1: {"F0": 11, "B0": 21, "F1": 33, "B1": 43}}
-    for rank, works in begins.items():
-        outer = job.span(rank, "step 0", start_ns=0, end_ns=90)
-        for name, at_ns in works.items():
-            job.span(rank, name, start_ns=at_ns, end_ns=at_ns + 8, parent=outer)
-            if name[0] == "FB"[rank]:
-                job.send(rank, 1 - rank, start_ns=at_ns + 9, end_ns=at_ns + 10, parent=outer)
-                job.recv(1 - rank, rank, start_ns=at_ns + 9, end_ns=at_ns + 10)
-    walk = walk_of(job.load())
-    told = " ".join(f"{step.mark or 'sends'}({step.rank})" for step in walk.steps)
-    assert told == ("F0(0) sends(0) F1(0) F0(1) sends(0) B0(1) sends(1) B0(0) F1(1) B1(1) sends(1) B1(0)")
-    (panel,) = walk.panels
-    kept = [[change.text for key, change in walk.held(panel, step).items() if key[0] == 0] for step in (3, 8, 12)]
-    assert kept == [["micro-batch 0", "micro-batch 1"], ["", "micro-batch 1"], ["", ""]]
-
-
-# What is not known is not claimed -------------------------------------------------------------------------------------
 
 
 def test_what_ranks_hold_is_not_shown_without_the_messages_before(tmp_path):

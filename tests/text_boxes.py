@@ -3,8 +3,6 @@
 What is checked is what the renderer is told to draw, line by line: the ink's own box, turned as the text is.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

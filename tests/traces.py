@@ -5,8 +5,6 @@ job.collective("all_reduce", size=1000, start_ns={0: 10, 1: 30}, end_ns=50)
 trace = job.load()
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,13 +22,11 @@ def header(rank: int | None = 0, **facts: Any) -> seen.Header:
     return seen.Header(**{"format": seen.FORMAT, "torch": "2.13.0", "dlearn": "0.1.0", **own, **facts})
 
 
-def tensor(
-    size: int, *, dtype: str = "uint8", payload: int | None = None, indices: int | None = None
-) -> seen.TensorInfo:
-    """A dense tensor of `size` bytes; with a `payload` a sparse one, coalesced if it says the bytes of its indices."""
+def tensor(size: int, *, dtype: str = "uint8", payload: int | None = None) -> seen.TensorInfo:
+    """A dense tensor of `size` bytes; with a `payload` a sparse one."""
     if payload is None:
         return seen.TensorInfo((size,), dtype, "cpu", size, size)
-    return seen.TensorInfo((size,), dtype, "cpu", size, payload, indices, sparse=True)
+    return seen.TensorInfo((size,), dtype, "cpu", size, payload, sparse=True)
 
 
 class Job:
@@ -46,15 +42,13 @@ class Job:
         self._seqs: dict[tuple[int, str, type], int] = {}
         self.group("world", range(ranks), backend=backend, default=True)
 
-    def group(
-        self, name: str, members: Iterable[int], *, backend: str = "gloo", default: bool = False, within: str = ""
-    ) -> None:
+    def group(self, name: str, members: Iterable[int], *, backend: str = "gloo", default: bool = False) -> None:
         """A process group; group rank i is `members[i]`."""
         ranks = tuple(members)
         self._members[name] = ranks
         for index, rank in enumerate(ranks):
             own: dict[str, Any] = {"name": name, "backend": backend, "rank": index, "size": len(ranks)}
-            self.files[rank].append(seen.GroupFact(**own, ranks=ranks, default=default, within=within))
+            self.files[rank].append(seen.GroupFact(**own, ranks=ranks, default=default))
 
     def collective(
         self,
@@ -99,24 +93,14 @@ class Job:
         """Returns its number, the `parent` of what is inside."""
         return self.event(seen.Span, rank, name=name, **{"start_ns": 0, "end_ns": 100, **facts})
 
-    def bucket(
-        self,
-        rank: int,
-        index: int,
-        parameters: Mapping[str, int],
-        *,
-        count: int = 1,
-        model: int = 0,
-        **facts: Any,
-    ) -> None:
+    def bucket(self, rank: int, index: int, parameters: Mapping[str, int], *, count: int = 1, **facts: Any) -> None:
         """Bucket `index` of `count`; `parameters` gives the bytes of each."""
-        facts = {"model": model, "index": index, "count": count, "built": "first", "start_ns": 0} | facts
+        facts = {"model": 0, "index": index, "count": count, "built": "first", "start_ns": 0} | facts
         self.event(seen.Bucket, rank, bytes=sum(parameters.values()), parameters=tuple(parameters), **facts)
 
-    def gradient(
-        self, rank: int, parameter: str, *, size: int = 4, model: int = 0, backward: int = 0, at_ns: int = 10
-    ) -> None:
-        self.event(seen.Gradient, rank, model=model, parameter=parameter, bytes=size, backward=backward, start_ns=at_ns)
+    def gradient(self, rank: int, parameter: str, *, backward: int = 0, at_ns: int = 10) -> None:
+        own: dict[str, Any] = {"model": 0, "bytes": 4, "backward": backward, "start_ns": at_ns}
+        self.event(seen.Gradient, rank, parameter=parameter, **own)
 
     def stretch(self, rank: int, phase: str, start_ns: int, end_ns: int, **facts: Any) -> None:
         self.event(seen.PhaseSpan, rank, phase=phase, start_ns=start_ns, end_ns=end_ns, **facts)
@@ -139,12 +123,9 @@ class Job:
     def _socket(self, rank: int) -> int:
         return sum(isinstance(line, seen.Socket) for line in self.files[rank])
 
-    def counters(
-        self, rank: int, *sent: int | None, still: bool | None = None, parent: int | None = None, **facts: Any
-    ) -> None:
+    def counters(self, rank: int, *sent: int | None, **facts: Any) -> None:
         """A sample: bytes written into each socket, in the order of `connect`."""
-        facts = facts | ({} if parent is None else {"parent": parent})
-        self.event(seen.Counters, rank, sent_bytes=sent, still=still, **facts)
+        self.event(seen.Counters, rank, sent_bytes=sent, still=None, **facts)
 
     def event(
         self,

@@ -3,10 +3,8 @@
 More of them: course/solutions/own_ring.py. At the end, what has to pass as well: gloo's own collectives, glass boxes.
 """
 
-from __future__ import annotations
-
 import warnings
-from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,53 +15,35 @@ ITEMS = 1000
 """Of the tensor: 4,000 B. It has no even chunks for 3 ranks."""
 
 
-def steps() -> Iterator[tuple[bool, int, int]]:
-    """Of a ring to the right: whether this rank adds what comes, and the chunks that it sends and gets."""
+def ring(tensor: torch.Tensor, *, sends: Any = torch.clone, adds: bool = True, keeps: bool = True) -> None:
+    """Go round to the right: what comes is added in the first n - 1 steps, and kept in the others."""
     rank, n = dist.get_rank(), dist.get_world_size()
-    for step in range(n - 1):
-        yield True, (rank - step) % n, (rank - step - 1) % n
-    for step in range(n - 1):
-        yield False, (rank + 1 - step) % n, (rank - step) % n
-
-
-def exchange(chunk: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    rank, n = dist.get_rank(), dist.get_world_size()
-    came = torch.empty_like(like)
-    sending = dist.isend(chunk, (rank + 1) % n)
-    dist.recv(came, (rank - 1) % n)
-    sending.wait()
-    return came
-
-
-def go_round(chunks: Sequence[torch.Tensor], *, sent: Sequence[torch.Tensor] = (), adding: bool = True) -> None:
-    """Send one chunk, or one of those `sent`, in each step, and add what comes to another, or put it there."""
-    for adds, give, get in steps():
-        came = exchange((sent or chunks)[give], chunks[get])
-        chunks[get].copy_(chunks[get] + came if adds and adding else came)
+    chunks = tensor.chunk(n)
+    for step in range(2 * (n - 1)):
+        get = chunks[(rank - step - 1) % n]
+        came = torch.empty_like(get)
+        sending = dist.isend(sends(chunks[(rank - step) % n]), (rank + 1) % n)
+        dist.recv(came, (rank - 1) % n)
+        sending.wait()
+        if step < n - 1 or keeps:
+            get.copy_(get + came if adds and step < n - 1 else came)
 
 
 def right(tensor: torch.Tensor) -> None:
-    go_round(tensor.chunk(dist.get_world_size()))
-
-
-# Wrong data: as many bytes as there should be, between the right ranks ------------------------------------------------
+    ring(tensor)
 
 
 def zeros(tensor: torch.Tensor) -> None:
-    go_round(tensor.chunk(dist.get_world_size()), sent=torch.zeros_like(tensor).chunk(dist.get_world_size()))
+    ring(tensor, sends=torch.zeros_like)
 
 
 def forgets_to_keep(tensor: torch.Tensor) -> None:
-    """In the second half it keeps its own partial sum, and sends it on, instead of the sum that has come."""
-    chunks = tensor.chunk(dist.get_world_size())
-    for adds, give, get in steps():
-        came = exchange(chunks[give], chunks[get])
-        if adds:
-            chunks[get].add_(came)
+    """In the second half it sends its own partial sum on, instead of the sum that has come."""
+    ring(tensor, keeps=False)
 
 
 def rank_1_never_adds(tensor: torch.Tensor) -> None:
-    go_round(tensor.chunk(dist.get_world_size()), adding=dist.get_rank() != 1)
+    ring(tensor, adds=dist.get_rank() != 1)
 
 
 WRONG_DATA = (zeros, forgets_to_keep, rank_1_never_adds)
@@ -72,12 +52,12 @@ WRONG_DATA = (zeros, forgets_to_keep, rank_1_never_adds)
 def everything() -> None:
     """Every ring on its own random data, in a span of its name; then gloo, and the glass boxes."""
     n = dist.get_world_size()
-    for number, ring in enumerate((right, *WRONG_DATA)):
+    for number, each in enumerate((right, *WRONG_DATA)):
         tensors = [torch.rand(ITEMS, generator=torch.Generator().manual_seed(100 * number + rank)) for rank in range(n)]
         mine = tensors[dist.get_rank()].clone()
-        with dlearn.span(ring.__name__):
-            ring(mine)
-        assert ring is not right or torch.allclose(mine, sum(tensors)), ring
+        with dlearn.span(each.__name__):
+            each(mine)
+        assert each is not right or torch.allclose(mine, sum(tensors))
     with dlearn.span("gloo"):
         gloo()
     glass_boxes()

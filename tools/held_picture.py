@@ -3,8 +3,6 @@
 python tools/held_picture.py
 """
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from pathlib import Path

@@ -12,7 +12,6 @@ from dlearn.analysis.ddp.bucket_times import BucketTimes, bucket_times
 from dlearn.analysis.ddp.overlap import Overlap, overlap
 from dlearn.analysis.ddp.step_times import RunSteps, step_times
 from dlearn.analysis.rpc.iteration import Iteration, iteration, iterations
-from dlearn.analysis.rpc.networkx_graph import autograd_graph
 from dlearn.analysis.telling.explanations import Explanation, explain
 from dlearn.analysis.volume.comparing import Comparison, compare
 from dlearn.analysis.volume.rank_memory import RankMemory, rank_memory
@@ -21,15 +20,18 @@ from dlearn.analysis.volume.topology import Topology, topologies, topology
 from dlearn.analysis.volume.traffic import Traffic, WireTraffic, measured_traffic, predicted_traffic, traffic
 from dlearn.diagnosis.hang_detection import Hang, Mismatch, hangs, mismatches
 from dlearn.diagnosis.roots import Root, Victim, roots, victims
+from dlearn.diagnosis.training_report import GradientSteps, gradients
+from dlearn.join.autograd_graph import autograd_graph
 from dlearn.join.joining import operations
 from dlearn.join.message_evidence import messages
 
 __all__ = ["Bandwidth", "Bandwidths", "Breakdown", "BucketTimes", "Comparison", "Explanation"]
+__all__ += ["GradientSteps", "breakdown", "bucket_times", "compare", "explain", "gradients"]
 __all__ += ["Hang", "Iteration", "Mismatch", "Overlap", "RankMemory", "Reconciliation", "Root"]
 __all__ += ["RunSteps", "Scaling", "Topology", "Traffic", "Victim", "WireTraffic", "assert_fresh"]
 __all__ += ["assert_reduces", "assert_traffic", "autograd_graph", "bandwidth", "bandwidths"]
-__all__ += ["breakdown", "bucket_times", "compare", "explain", "hangs", "iteration", "iterations"]
-__all__ += ["measured_traffic", "messages", "mismatches", "operations", "overlap"]
+__all__ += ["hangs", "iteration", "iterations", "measured_traffic", "messages"]
+__all__ += ["mismatches", "operations", "overlap"]
 __all__ += ["predicted_traffic", "rank_memory", "reconcile", "roots", "scaling", "step_times"]
 __all__ += ["topologies", "topology", "traffic", "victims"]
 __dir__ = __all__.copy  # What Tab offers.

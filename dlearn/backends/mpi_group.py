@@ -34,16 +34,9 @@ WHO = "collectives over mpi4py"
 ONE_AT_A_TIME = f"{WHO} take one tensor a call, not several (coalesced): call them for each."
 LOOPBACK = "127.0.0.1"
 
-_OPERATIONS: dict[object, MPI.Op] = {
-    ReduceOp.SUM: MPI.SUM,
-    ReduceOp.AVG: MPI.SUM,  # and divided by the ranks at the end
-    ReduceOp.PRODUCT: MPI.PROD,
-    ReduceOp.MIN: MPI.MIN,
-    ReduceOp.MAX: MPI.MAX,
-    ReduceOp.BAND: MPI.BAND,
-    ReduceOp.BOR: MPI.BOR,
-    ReduceOp.BXOR: MPI.BXOR,
-}
+_SAME_NAMES = ("SUM", "MIN", "MAX", "BAND", "BOR", "BXOR")
+_OPERATIONS: dict[object, MPI.Op] = {getattr(ReduceOp, op): getattr(MPI, op) for op in _SAME_NAMES}
+_OPERATIONS |= {ReduceOp.PRODUCT: MPI.PROD, ReduceOp.AVG: MPI.SUM}  # A mean is divided at the end.
 _HALF = (torch.float16, torch.bfloat16)
 _WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _NUMBERS = (*_HALF, *_WHOLE, torch.float32, torch.float64, torch.complex64, torch.complex128)
@@ -316,12 +309,10 @@ def room_for(tensors: Tensors) -> torch.Tensor:
 # three ranks on two cores: the waiting ones use 3 ms of processor time. Inside a blocking call they
 # use up to 57 ms, which they take from the late one.)
 
-QUESTIONS = 20
-"""Before the first sleep: what is there at once is taken at once."""
+QUESTIONS = 20  # Before the first sleep: what is there at once is taken at once.
 FIRST_SLEEP_SECONDS, LONGEST_SLEEP_SECONDS = 20e-6, 200e-6
 
-_under_way: list[object] = []
-"""Requests that may be dropped. Each holds its memory, where MPI may still read or write."""
+_under_way: list[object] = []  # May be dropped; each holds memory that MPI may still use.
 
 
 def wait_for(request: MPI.Request, name: str, seconds: float, status: Any = None) -> None:

@@ -25,8 +25,7 @@ class QueuedGroup(ProcessGroup):
     """A process group in Python; subclasses say how its collectives are carried out."""
 
     backend_name: str
-    who: str
-    """The name in error messages."""
+    who: str  # The name in error messages.
 
     def __init__(self, options: Any) -> None:
         super().__init__(options.group_rank, options.group_size)  # type: ignore[call-arg]
@@ -43,16 +42,10 @@ class QueuedGroup(ProcessGroup):
         return self.backend_name
 
     def _queue(
-        self,
-        name: str,
-        inputs: Sequence[torch.Tensor],
-        outputs: Sequence[torch.Tensor],
-        work: Callable[[], None],
-        result: Any = None,
-        *,
-        root: int | None = None,
-        splits: Sequence[int] = (),
-    ) -> Work:
+        self, name: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor],
+        work: Callable[[], None], result: Any = None, *,
+        root: int | None = None, splits: Sequence[int] = (),
+    ) -> Work:  # fmt: skip
         """Check the tensors, report the collective, and let the thread carry out `work`."""
         check([*inputs, *outputs], self, self.who)
         given = () if outputs is inputs else outputs

@@ -9,14 +9,13 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from types import TracebackType
 from typing import Any, Literal, NoReturn
 
 import cloudpickle
 
 from dlearn.cluster import engines, networks, pmi_server, warm_pool
 from dlearn.cluster.answers import Raised, Returned
-from dlearn.cluster.faults import rank_error, who
+from dlearn.cluster.faults import rank_error
 from dlearn.cluster.output import OutputStreams
 from dlearn.cluster.paused_run import PausedRun
 from dlearn.cluster.payload import environment_here, pack
@@ -24,19 +23,19 @@ from dlearn.cluster.rank_pool import Died, Ended, Outcome, RankPool
 from dlearn.cluster.rank_process import RankProcess
 from dlearn.cluster.rank_protocol import Call, HostPosition
 from dlearn.cluster.run import Run, keep_folder, new_folder
-from dlearn.errors import Interrupted, SetupError
+from dlearn.errors import Interrupted, SetupError, optional
 from dlearn.events.job_facts import Exit, Stopped, Switched
 from dlearn.events.options import Measure, Options
 from dlearn.events.writer import file_of_rank, note_end
-from dlearn.live.gate_server import GateServer, Hold
+from dlearn.live.gate_server import GateServer, Hold, Name
 from dlearn.live.live_rows import LiveDisplay
+from dlearn.live.paused_job import rank_text
 from dlearn.network.link import Link
 from dlearn.network.live import LiveNetwork
 from dlearn.network.namespace import DEVICE, NotPermitted
 from dlearn.network.plan import Network
 
 Function = Callable[..., Any]
-Name = int | str
 
 BACKENDS = ("gloo", "nccl", "mpi", "dlearn_ring")
 MOST_RANKS = 64
@@ -78,23 +77,13 @@ class Cluster:
     """
 
     def __init__(
-        self,
-        ranks: int | Sequence[str] | None = None,
-        *,
-        engine: Any = None,
-        backend: Literal["gloo", "nccl", "mpi", "dlearn_ring"] = "gloo",
-        init: bool = True,
-        rpc: bool = False,
-        private: bool | None = None,
-        record: bool = True,
-        measure: Measure | None = "span",
-        checksums: bool = False,
-        graph: bool = False,
-        hang_after: float | None = None,
-        sources: Sequence[str] = (),
-        network: Network | Link | str | None = None,
-        hold: Hold = False,
-    ) -> None:
+        self, ranks: int | Sequence[str] | None = None, *, engine: Any = None,
+        backend: Literal["gloo", "nccl", "mpi", "dlearn_ring"] = "gloo", init: bool = True,
+        rpc: bool = False, private: bool | None = None,
+        record: bool = True, measure: Measure | None = "span", checksums: bool = False,
+        graph: bool = False, hang_after: float | None = None, sources: Sequence[str] = (),
+        network: Network | Link | str | None = None, hold: Hold = False,
+    ) -> None:  # fmt: skip
         here = engine is None
         over_tcp = here and backend in ("gloo", "dlearn_ring")
         may_hold = here and record and backend != "nccl"
@@ -115,7 +104,7 @@ class Cluster:
         self._engines = [] if here else engines.choose(engine, len(names or ()))
         self.names: tuple[Name, ...] = names or _names(len(self._engines))
         if backend == "mpi":
-            pmi_server.find_mpi()  # Better said now than at the first run.
+            optional("mpi4py", needed_by="backend='mpi'")  # Better said now than at the first run.
         self.network = LiveNetwork(Network.of(network), self.names) if network is not None else None
         self._hold_calls = hold
         wanted = rpc if private is None else private
@@ -129,13 +118,9 @@ class Cluster:
         self._paused_run: Callable[[], PausedRun | None] = lambda: None
 
     def run(
-        self,
-        function: Function | Mapping[Name, Function],
-        *args: Any,
-        timeout: float | None = 300.0,
-        check: bool = True,
-        **unknown: NoReturn,
-    ) -> Run:
+        self, function: Function | Mapping[Name, Function], *args: Any,
+        timeout: float | None = 300.0, check: bool = True, **unknown: NoReturn,
+    ) -> Run:  # fmt: skip
         """Call `function(*args)` on every rank; a dict gives each name its own, and a name without one serves.
 
         Returns when all are done. Raises RankError if a rank fails, or if they are not done after `timeout` seconds
@@ -216,9 +201,7 @@ class Cluster:
         self._inside_with = True
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         if (paused := self._paused_run()) is not None:
             paused.end()
         self._inside_with = False
@@ -253,7 +236,7 @@ class Cluster:
             print("dlearn: the ranks had ended, and start afresh; the state that they kept is gone.", file=sys.stderr)
             self._pool.kill()
             self._pool = None
-        pool = RankPool([who(name) for name in self.names], self._start_ranks())
+        pool = RankPool([*map(rank_text, self.names)], self._start_ranks())
         if self._inside_with:
             self._pool = pool
         return pool
@@ -278,28 +261,15 @@ class Cluster:
         return warm_pool.take(count)
 
     def _calls(self, payload: bytes, run: Run, gate: str = "") -> list[Call]:
-        """Return the call of each rank."""
         around, world_size, calls = environment_here(), len(self.names), []
         for rank, name in enumerate(self.names):
             on_network = HostPosition(DEVICE, rank, world_size) if self.network is not None else None
-            call = Call(
-                payload=payload,
-                environment=around,
-                rank=rank,
-                world_size=world_size,
-                name=str(name),
-                backend=self.backend,
-                init=self.init,
-                job=run.folder.name,
-                folder=str(run.folder),
-                record=self.record,
-                keep=self._inside_with,
-                rpc=self.rpc,
-                position=on_network,
-                gate=gate,
-                own_log=bool(self._engines),
-            )
-            calls.append(call)
+            calls.append(Call(
+                payload=payload, environment=around, rank=rank, world_size=world_size,
+                name=str(name), backend=self.backend, init=self.init, job=run.folder.name,
+                folder=str(run.folder), record=self.record, keep=self._inside_with, rpc=self.rpc,
+                position=on_network, gate=gate, own_log=bool(self._engines),
+            ))  # fmt: skip
         return calls
 
 

@@ -16,8 +16,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-END_SECONDS = 2.0
-"""How long processes may take to end that have been killed: they may be waiting for a disk."""
+END_SECONDS = 2.0  # For processes that were killed to end: they may be waiting for a disk.
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 

@@ -69,10 +69,7 @@ class Engine:
 
 
 def choose(client: Any, ranks: int) -> list[Engine]:
-    """Return the first `ranks` engines of an ipyparallel client (0: all), in the order of ids.
-
-    SetupError if there are too few, or they do not fit this process.
-    """
+    """Return the first `ranks` engines (0: all) by id. SetupError if they are too few, or unfit."""
     ipyparallel = optional("ipyparallel", needed_by="engine=")
     if not isinstance(client, ipyparallel.Client):
         example = "ipyparallel.Cluster(n=3).start_and_connect_sync()"

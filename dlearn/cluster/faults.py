@@ -13,21 +13,20 @@ from dlearn.cluster.payload import notebook_cells
 from dlearn.cluster.rank_pool import Died, Ended, Outcome
 from dlearn.diagnosis.hang_detection import Hang, exit_text, hangs, pace
 from dlearn.diagnosis.hang_report import pace_text, report, whereabouts
+from dlearn.diagnosis.meeting_report import meeting_report
 from dlearn.errors import RankError, TraceError
 from dlearn.events.site import file_label
+from dlearn.live.gate_server import Name
+from dlearn.live.paused_job import rank_text
 
 if TYPE_CHECKING:
     from dlearn.cluster.run import Run
     from dlearn.trace import Trace
 
 _BROKEN_CONNECTION = (
-    "Connection closed",
-    "Connection reset",
-    "Broken pipe",
-    "Timed out waiting",
-    "DistNetworkError",
+    "Connection closed", "Connection reset", "Broken pipe", "Timed out waiting", "DistNetworkError",
     "EOF: end of file (this error originated at tensorpipe",
-)
+)  # fmt: skip
 """What gloo and the store say on the ranks that were left behind. Never the cause."""
 _REMOTE = re.compile(r"On WorkerInfo\(id=\d+, name=(\S+)\):\n(.*?)\nTraceback", re.DOTALL)
 """What torch says of an exception that another worker raised, between stacks."""
@@ -36,8 +35,8 @@ _NO_WAY_OUT = ("Network is unreachable", "Temporary failure in name resolution",
 
 
 def rank_error(
-    names: Sequence[int | str], outcomes: Sequence[Outcome], run: Run, timeout: float | None
-) -> RankError | None:
+    names: Sequence[Name], outcomes: Sequence[Outcome], run: Run, timeout: float | None
+) -> RankError | None:  # fmt: skip
     """Return the error of a run in which a rank failed, or was still at work at the timeout."""
     failed = [index for index, outcome in enumerate(outcomes) if not isinstance(outcome, Returned)]
     if not failed:
@@ -50,7 +49,7 @@ def rank_error(
     if isinstance(outcome, Raised) and len(names) > 1 and _all_the_same(outcomes):
         what = f"all {len(names)} ranks failed: {_exception_text(outcome)}"
     else:
-        what = f"{who(names[first])} {_what(outcome)}"
+        what = f"{rank_text(names[first])} {_what(outcome)}"
         failed = [index for index in failed if index != first]
         then = [_then(names[index], index, outcomes[index], trace) for index in failed]
         if any(then):
@@ -128,40 +127,41 @@ def _without_stacks(text: str) -> str:
     return _STACKS.split(text)[0]
 
 
-def _then(name: int | str, index: int, outcome: Outcome, trace: Trace | None) -> str:
+def _then(name: Name, index: int, outcome: Outcome, trace: Trace | None) -> str:
     match outcome:
         case Raised():
             line = next(iter(_exception_text(outcome).splitlines()), "")
-            return f"{who(name)}: {line[:200]}"
+            return f"{rank_text(name)}: {line[:200]}"
         case Died():
-            return f"{who(name)} {_what(outcome)}"
+            return f"{rank_text(name)} {_what(outcome)}"
     if outcome == Ended(begun=False):
         return ""
     where = whereabouts(trace, index) if trace is not None else ""
-    return f"{who(name)} {where or 'was still at work'} and was stopped"
+    return f"{rank_text(name)} {where or 'was still at work'} and was stopped"
 
 
 def _hang(
-    names: Sequence[int | str],
-    outcomes: Sequence[Outcome],
-    run: Run,
-    trace: Trace | None,
+    names: Sequence[Name], outcomes: Sequence[Outcome], run: Run, trace: Trace | None,
     timeout: float | None,
-) -> RankError:
+) -> RankError:  # fmt: skip
     hung = hangs(trace) if trace is not None else ()
     notes = {index: note for index, outcome in enumerate(outcomes) if (note := _note(outcome))}
     hint = "a longer run(..., timeout=...), if the ranks were only slow."
-    if trace is not None and hung:
-        reason = ". ".join(hang.sentence for hang in report(hung, trace, notes))
+    sentences = []
+    if trace is not None:
+        sentences += [hang.sentence for hang in report(hung, trace, notes)]
+        sentences += [sentence for _, sentence in meeting_report(trace, hung, notes)]
+    if sentences:
+        reason = ". ".join(sentences)
         hint = "run(..., check=False) returns what was recorded; draw.timeline(its .trace) draws the hang."
     elif trace is not None and (went := pace(trace)) is not None and went.slow:
         reason = pace_text(went)
     else:
         pairs = zip(names, outcomes, strict=True)
-        late = [who(name) for name, outcome in pairs if isinstance(outcome, Ended)]
+        late = [rank_text(name) for name, outcome in pairs if isinstance(outcome, Ended)]
         are = "is" if len(late) == 1 else "are"
         idle = ", inside no recorded call" if trace is not None else ""
-        where = "; ".join(f"{who(names[index])} {note}" for index, note in notes.items())
+        where = "; ".join(f"{rank_text(names[index])} {note}" for index, note in notes.items())
         reason = f"{', '.join(late)} {are} still at work{idle}" + (f" ({where})" if where else "")
     return RankError(rank=None, what=f"not done after {timeout:g} s: {reason}.", hint=hint, run=run)
 
@@ -198,7 +198,3 @@ def _trace(run: Run) -> Trace | None:
         return run.trace
     except TraceError:
         return None  # A rank died before it could write its first line: there is no trace to ask.
-
-
-def who(name: int | str) -> str:
-    return f"rank {name}" if isinstance(name, int) else name

@@ -24,8 +24,7 @@ from dlearn.errors import optional
 from dlearn.events.agent_log import PIPE_BYTES
 from dlearn.version import __version__
 
-ANSWER_SECONDS = 60.0
-"""An engine that is silent for so long counts as gone, and so does a notebook."""
+ANSWER_SECONDS = 60.0  # An engine or a notebook that is silent for so long counts as gone.
 
 _ranks: dict[str, HostedRank] = {}
 
@@ -54,7 +53,6 @@ class HostedRank:
         threading.Thread(target=self._end_when_forgotten, daemon=True).start()
 
     def start(self) -> int:
-        """Return the pid of the rank."""
         return self.rank.pid
 
     def begin(self, call: Call, notebook: str) -> str:
@@ -93,7 +91,6 @@ class HostedRank:
         return output, answers, over, rank.exit_code
 
     def stack(self) -> tuple[StackLine, ...]:
-        """Return the rank's stack in the user's code."""
         return self.rank.stack(self.call) if self.call is not None else ()
 
     def recorded(self) -> dict[str, bytes]:
@@ -122,17 +119,14 @@ def introduction() -> tuple[str, str, str]:
 
 
 def interface_towards(address: str) -> tuple[str, str]:
-    """Return the interface that leads to an address ("": the controller's), and its own address.
-
-    GLOO_SOCKET_IFNAME in the engine's environment names another one.
-    """
+    """Return the interface that leads to an address ("": the controller's), and its own address."""
     from ipyparallel.engine.app import IPEngine
 
     controller = IPEngine.instance().registration_url.split("://")[-1].rpartition(":")[0]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((address or controller, 9))  # Sends nothing.
         route = probe.getsockname()[0]
-    wanted = os.environ.get("GLOO_SOCKET_IFNAME")
+    wanted = os.environ.get("GLOO_SOCKET_IFNAME")  # The engine's environment may name another one.
     for name, addresses in optional("psutil", needed_by="engine=").net_if_addrs().items():
         for own in addresses:
             leads_there = name == wanted if wanted else own.address == route

@@ -12,16 +12,12 @@ from typing import BinaryIO
 
 from dlearn.events.agent_log import PIPE_BYTES, Filter
 
-MOST_BYTES = 32 << 20
-"""As much of what a rank prints is kept: a print in an endless loop must not take the notebook's memory."""
+MOST_BYTES = 32 << 20  # Kept of each rank: an endless print must not take all memory.
 LONGEST_LINE = 1 << 20
 
 
 class RankOutput:
-    """What one rank has printed: beyond `MOST_BYTES` the first half and the last.
-
-    Its whole lines go to `lines`, with its tag; those of its RPC agent go into the file `log`, if any.
-    """
+    """What a rank printed, at most both ends. Whole lines go to `lines`, its agent's to `log`."""
 
     def __init__(self, tag: str, log: Path | None, lines: list[str]) -> None:
         self._tag, self._lines = tag, lines
@@ -29,8 +25,7 @@ class RankOutput:
         self._filter = Filter() if log is not None else None
         self._path = log
         self.log: BinaryIO | None = None
-        self.lost: Counter[str] = Counter()
-        """Lines of the log that could not be written, by the system's reason."""
+        self.lost: Counter[str] = Counter()  # Lines of the log, by why they were not written.
 
     def read(self, pipe: Connection) -> bool:
         """Take what is in the pipe now. Return False at the end of the stream."""
@@ -47,7 +42,6 @@ class RankOutput:
         return True
 
     def found_empty(self, at_ns: int) -> None:
-        """Note that nothing was in the pipe at this moment."""
         if self._filter is not None:
             self._filter.found_empty(at_ns)
 
@@ -112,8 +106,7 @@ class OutputStreams:
 
     def __init__(self, tags: Sequence[str], logs: Sequence[Path | None]) -> None:
         width = max(map(len, tags), default=0) + 3
-        self.lines: list[str] = []
-        """What is still to be shown."""
+        self.lines: list[str] = []  # What is still to be shown.
         self.ranks: list[RankOutput] = []
         for tag, log in zip(tags, logs, strict=True):
             self.ranks.append(RankOutput(f"[{tag}]".ljust(width), log, self.lines))

@@ -56,10 +56,7 @@ def pack(functions: Sequence[Callable[..., Any] | None], args: tuple[Any, ...]) 
 
 
 class Unpacker:
-    """The unpacker of all calls of one rank, whose `__main__` gets what `__main__` defined in the notebook.
-
-    A rank that is kept takes over a variable only where it has changed since the last call.
-    """
+    """Unpacks a rank's calls into its `__main__`: if it is kept, only those that have changed."""
 
     def __init__(self) -> None:
         self._taken: dict[str, bytes] = {}
@@ -90,10 +87,9 @@ class Unpacker:
 
 
 class _Loader(pickle.Unpickler):
-    """A loader that gives functions of `__main__` this process's `__main__` as their globals.
+    """A loader that gives functions of `__main__` this process's `__main__` as their globals."""
 
-    Should cloudpickle rename these two functions, ranks would work and keep no globals (tested).
-    """
+    # Should cloudpickle rename these two functions, ranks would work and keep no globals (tested).
 
     def __init__(self, stream: io.BytesIO) -> None:
         super().__init__(stream)
@@ -121,7 +117,6 @@ def _make_in_main(original: Callable[..., Any], code: Any, its_globals: dict[str
 
 
 def environment_here() -> Environment:
-    """Return the environment of this process."""
     return Environment(dict(os.environ), os.getcwd(), list(sys.path), notebook_cells())
 
 

@@ -2,12 +2,11 @@
 
 A process of MPICH's asks its manager, through an open descriptor (PMI_FD), what its job is called,
 and when all have come (PMI 1: wiki.mpich.org, "PMI v1 Wire Protocol"). Here ranks of the fork server
-get such a descriptor with their first call (pmi_client.py), and load no torch anew. No port is opened.
+get such a descriptor with their first call (rank.py), and load no torch anew. No port is opened.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import secrets
 import signal
@@ -24,7 +23,6 @@ from typing import Any
 from dlearn.cluster import warm_pool
 from dlearn.cluster.rank_process import RankGroup, RankProcess
 from dlearn.cluster.this_host import cores
-from dlearn.errors import not_installed
 
 LINE_BYTES = 4096
 _SHARED = Path("/dev/shm")
@@ -34,12 +32,6 @@ _ALWAYS = {
     "get_appnum": "appnum appnum=0",
     "finalize": "finalize_ack",
 }
-
-
-def find_mpi() -> None:
-    """Raise SetupError if mpi4py is not installed. That it finds its MPI is known when a rank loads it."""
-    if importlib.util.find_spec("mpi4py") is None:
-        raise not_installed("mpi4py", needed_by="backend='mpi'")
 
 
 def start_mpi(count: int) -> list[RankProcess]:

@@ -20,27 +20,15 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TextIO
 
-from dlearn.cluster import descendants, pmi_client, rpc_worker
-from dlearn.cluster.answers import (
-    answer_of_call,
-    answer_of_exception,
-    flush,
-    name_of_end,
-)
+from dlearn.cluster import descendants, rank_protocol, rpc_worker
+from dlearn.cluster.answers import answer_of_call, answer_of_exception, flush, name_of_end
 from dlearn.cluster.payload import Unpacker
-from dlearn.cluster.rank_protocol import (
-    CLOSED,
-    FINISH,
-    STACK_SIGNAL,
-    Call,
-    Enter,
-    HostPosition,
-    Listen,
-    send_descriptor,
-    stack_file,
-)
+from dlearn.cluster.rank_protocol import FINISH, Call, Enter, HostPosition, Listen
 from dlearn.errors import SetupError
 from dlearn.network.namespace import NotPermitted
+
+INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+SHARED_MEMORY = {"UCX_TLS": "self,sm"}  # Without this each rank of MPI opens ports on the machine.
 
 
 def main(control: Connection, output: Connection, enter: Enter | None = None) -> None:
@@ -60,12 +48,25 @@ def main(control: Connection, output: Connection, enter: Enter | None = None) ->
             elif not rank.serve(asked):
                 break
     with suppress(Exception):  # The connection is closed: no process would read it.
-        pmi_client.leave()
+        _leave_mpi()
     flush()
     # Threads of gloo and of the user may still run: an orderly exit of the interpreter would fail on
     # them. A DataLoader's workers are in the rank's process group; a daemon has left it.
     descendants.end_children()
     os.killpg(0, signal.SIGKILL)
+
+
+def _leave_mpi() -> None:
+    """Leave the MPI job, together with all other ranks. A rank that fails is ended instead."""
+    if "mpi4py.MPI" not in sys.modules:
+        return
+    import torch.distributed as dist
+    from mpi4py import MPI
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    if MPI.Is_initialized() and not MPI.Is_finalized():
+        MPI.Finalize()
 
 
 def _enter_network(enter: Enter, control: Connection) -> bool:
@@ -78,7 +79,7 @@ def _enter_network(enter: Enter, control: Connection) -> bool:
             return False
         control.send("")
         if device is not None:
-            send_descriptor(control, device)
+            rank_protocol.send_descriptor(control, device)
             os.close(device)
         return True
     return False
@@ -102,16 +103,16 @@ class _Rank:
         self._worker: AbstractContextManager[None] | None = None
         self._stack: TextIO | None = None
         self._listener: socket.socket | None = None
+        self._pmi: int | None = None
 
     def listen(self, asked: Listen) -> None:
-        """Open the store's socket, and report its address."""
         self._listener = socket.create_server((asked.address, 0), backlog=asked.backlog)
         self._control.send(self._listener.getsockname())
 
     def serve(self, call: Call) -> bool:
         """Run one call. Return False if this process is to end after it."""
         if call.backend == "mpi":
-            pmi_client.receive(self._control)
+            self._receive_pmi()
         listener, self._listener = self._listener, None
         recording = None
         try:
@@ -139,13 +140,14 @@ class _Rank:
             recording.stop(quiet=self._worker is not None)
         flush()
         with suppress(OSError):
-            self._control.send(CLOSED)
+            self._control.send(rank_protocol.CLOSED)
         return stays
 
     def _listen_for_stack_signal(self, call: Call) -> None:
         """Have the rank write its stack on a signal, whatever it is stuck in."""
-        before, self._stack = self._stack, open(stack_file(call.folder, call.rank), "w")  # noqa: SIM115
-        faulthandler.register(STACK_SIGNAL, file=self._stack, all_threads=False)
+        file = rank_protocol.stack_file(call.folder, call.rank)
+        before, self._stack = self._stack, open(file, "w")  # noqa: SIM115
+        faulthandler.register(rank_protocol.STACK_SIGNAL, file=self._stack, all_threads=False)
         if before is not None:
             before.close()
 
@@ -156,7 +158,7 @@ class _Rank:
         if call.gate:
             importlib.import_module("dlearn.hooks.gate").forget_timeouts()
         if call.backend == "mpi":
-            pmi_client.join(call.rank, call.world_size)
+            self._join_mpi(call)
         if call.init and dist.is_initialized():
             if listener is not None:
                 listener.close()
@@ -167,6 +169,36 @@ class _Rank:
         self._stores.append(store)
         if call.init:
             _init_process_group(call, store)
+
+    def _receive_pmi(self) -> None:
+        """Receive the connection to the manager of the MPI job, which follows the first call."""
+        if self._pmi is None:
+            self._pmi = rank_protocol.receive_descriptor(self._control)
+            os.set_inheritable(self._pmi, False)
+
+    def _join_mpi(self, call: Call) -> None:
+        """Join the MPI job. SetupError without MPICH, or if MPI has been finalized."""
+        for name, value in SHARED_MEMORY.items():
+            os.environ.setdefault(name, value)
+        os.environ.update(PMI_RANK=str(call.rank), PMI_SIZE=str(call.world_size))
+        if "mpi4py.MPI" not in sys.modules:
+            os.environ["PMI_FD"] = str(self._pmi)
+        try:
+            from mpi4py import MPI
+        except (ImportError, RuntimeError) as error:
+            why = " ".join(str(error).split())
+            raise SetupError(f"mpi4py cannot load MPI here ({why}): pip install mpich") from None
+        # What this rank starts is no member of the job, and must not speak for it.
+        os.environ.pop("PMI_FD", None)
+        if MPI.Is_finalized():
+            raise SetupError(
+                "an earlier function of these ranks has called MPI.Finalize, and MPI cannot begin"
+                " again in a process: leave Finalize to the cluster."
+            )
+        if MPI.COMM_WORLD.Get_size() != call.world_size:
+            library = MPI.Get_library_version().split("\n")[0].strip("\x00 ")
+            what = f"an MPI that is not MPICH's ({library})"
+            raise SetupError(f"mpi4py has loaded {what}: pip install mpich")
 
     def _rpc_worker(self, call: Call, recording: Any) -> AbstractContextManager[None]:
         """Return the RPC worker for this call. torch sets RPC up once in a process: a kept rank stays one."""
@@ -206,17 +238,12 @@ def _prepare(call: Call) -> None:
 
     adopt(call.environment)
     position = _position(call)
+    address, port = call.store
+    os.environ.update(dict.fromkeys(INTERFACE_VARIABLES, position.interface))
     os.environ.update(
-        RANK=str(call.rank),
-        LOCAL_RANK=str(position.local_rank),
-        WORLD_SIZE=str(call.world_size),
-        LOCAL_WORLD_SIZE=str(position.local_world_size),
-        MASTER_ADDR=call.store[0],
-        MASTER_PORT=str(call.store[1]),
-        GLOO_SOCKET_IFNAME=position.interface,
-        TP_SOCKET_IFNAME=position.interface,
-        NCCL_SOCKET_IFNAME=position.interface,
-    )
+        RANK=str(call.rank), LOCAL_RANK=str(position.local_rank), WORLD_SIZE=str(call.world_size),
+        LOCAL_WORLD_SIZE=str(position.local_world_size), MASTER_ADDR=address, MASTER_PORT=str(port),
+    )  # fmt: skip
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     if "numpy" in sys.modules:
@@ -226,12 +253,9 @@ def _prepare(call: Call) -> None:
 
 
 def _position(call: Call) -> HostPosition:
-    return call.position or HostPosition(_loopback_interface(), call.rank, call.world_size)
-
-
-def _loopback_interface() -> str:
     names = [name for _, name in socket.if_nameindex()]
-    return next((name for name in ("lo", "lo0") if name in names), names[0])
+    loopback = next((name for name in ("lo", "lo0") if name in names), names[0])
+    return call.position or HostPosition(loopback, call.rank, call.world_size)
 
 
 def _start_recording(call: Call) -> Any:
@@ -240,20 +264,11 @@ def _start_recording(call: Call) -> Any:
     recorder.leave()
     if call.record is None:
         return None
-    header = recorder.make_header(
-        job=call.job,
-        rank=call.rank,
-        name="" if call.name.isdigit() else call.name,
-        world_size=call.world_size,
-    )
-    one_host = _position(call).local_world_size == call.world_size
-    return recorder.start(
-        Path(call.folder, "trace"),
-        header=header,
-        options=call.record,
-        sorted_stderr=not call.own_log,
-        alone=one_host,
-    )
+    name, size = "" if call.name.isdigit() else call.name, call.world_size
+    header = recorder.make_header(job=call.job, rank=call.rank, name=name, world_size=size)
+    how: dict[str, Any] = {"options": call.record, "sorted_stderr": not call.own_log}
+    one_host = _position(call).local_world_size == size
+    return recorder.start(Path(call.folder, "trace"), header=header, alone=one_host, **how)
 
 
 def _open_store(call: Call, listener: socket.socket | None) -> Any:

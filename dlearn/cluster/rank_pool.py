@@ -24,13 +24,11 @@ from dlearn.errors import SetupError
 from dlearn.events.agent_log import LOOK_SECONDS, PAUSE_SECONDS, SUFFIX
 from dlearn.live.live_rows import LiveDisplay, LiveRows
 
-GRACE_SECONDS = 0.5
-"""After one rank has failed: the others' time to notice, before they are ended; longer if they starve."""
+GRACE_SECONDS = 0.5  # After one rank has failed: for the others to notice; more if they starve.
 MOST_GRACE_SECONDS = 5.0
 CLOSE_SECONDS = 5.0
 LEAVE_SECONDS = 1.0
-DRAIN_SECONDS = 2.0
-"""How long what was printed before the end is read; a thread or child of the rank may still print."""
+DRAIN_SECONDS = 2.0  # Of reading what was printed before the end: a child may still print.
 
 
 @dataclass(frozen=True)
@@ -77,6 +75,7 @@ class RankPool:
         self.tags, self.ranks = tuple(tags), list(ranks)
         self._busy = threading.Lock()
         self._sender: threading.Thread | None = None
+        self._look_again = 0.0
 
     @property
     def alive(self) -> bool:
@@ -181,10 +180,7 @@ class RankPool:
                 break
 
     def _refuse_other_users(self, call: Call, *, now: bool) -> None:
-        """Raise SetupError if another user of this machine has connected to RPC workers.
-
-        A client can have a worker run anything. Looks at most every LOOK_SECONDS, unless `now`.
-        """
+        """Raise SetupError if another user has connected to RPC workers; look seldom, or `now`."""
         open_to_others = call.rpc and all(map(_is_on_loopback, self.ranks))
         if not open_to_others or (not now and time.monotonic() < self._look_again):
             return
@@ -195,8 +191,6 @@ class RankPool:
                 f" as you: they were ended. What they had recorded is in {call.folder}/trace. Where dlearn doctor says"
                 " that private ranks are possible, leave out private=False."
             )
-
-    _look_again = 0.0
 
     def _pids_here(self, outcomes: Sequence[Outcome | None]) -> list[int]:
         """Return the pids of the ranks of this host that are still at work."""
@@ -288,10 +282,7 @@ def _send(ranks: Sequence[RankProcess], calls: Sequence[Call]) -> None:
 
 
 class GracePeriod:
-    """The time in which other ranks may fail by themselves after a first fault, and say why.
-
-    A rank that is runnable and gets no core has more time, up to a limit.
-    """
+    """The time for other ranks to fail, too, and say why; more for those that wait for a core."""
 
     def __init__(self, pids: Collection[int]) -> None:
         self._began = time.monotonic()

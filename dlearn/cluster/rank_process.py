@@ -17,17 +17,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
 
+from dlearn.cluster import rank_protocol
 from dlearn.cluster.fork_server import SERVER
 from dlearn.cluster.payload import is_installed
-from dlearn.cluster.rank_protocol import (
-    LOOPBACK,
-    STACK_SIGNAL,
-    Call,
-    Enter,
-    Listen,
-    send_descriptor,
-    stack_file,
-)
+from dlearn.cluster.rank_protocol import LOOPBACK, STACK_SIGNAL, Call, Enter, Listen
 from dlearn.errors import SetupError
 from dlearn.events.agent_log import widen
 
@@ -43,10 +36,8 @@ _STACK_LINE = re.compile(r'File "(.+)", line (\d+) in ')
 _STACK_IS_WHOLE = re.compile(r'cluster/rank\.py", line \d+ in serve\n|^  \.\.\.\n', re.MULTILINE)
 """faulthandler writes line by line, innermost first. The rank's own line, or dots after 100, is the last."""
 STACK_SECONDS = 2.0
-DEATH_SECONDS = 2.0
-"""How long the report of a process's end may take after its connection was closed."""
-ENTER_SECONDS = 60.0
-"""How long a rank may take to answer: one that is spawned loads torch before."""
+DEATH_SECONDS = 2.0  # For the report of a process's end, once its connection is closed.
+ENTER_SECONDS = 60.0  # How long a rank may take to answer: one that is spawned loads torch before.
 
 
 class RankGroup:
@@ -74,10 +65,8 @@ class RankProcess:
     pid: int
     control: Connection
     output: Connection
-    death: Connection
-    """Becomes readable when the rank has ended."""
-    own_address: str = ""
-    """If not this machine's loopback: the address on which rank 0 opens the store's socket."""
+    death: Connection  # Becomes readable when the rank has ended.
+    own_address: str = ""  # Where rank 0 opens the store's socket, if not on loopback.
     group: RankGroup = field(default_factory=RankGroup)
     exit_code: int | None = None
     """Negative: the number of a signal. None while it lives, and if the report of its end is lost."""
@@ -148,13 +137,13 @@ class RankProcess:
         """Send a call; returns when the rank has taken it."""
         self.control.send(call)
         for passed in self.passed_sockets:
-            send_descriptor(self.control, passed.fileno())
+            rank_protocol.send_descriptor(self.control, passed.fileno())
         self._close_passed_sockets()
 
     def stack(self, call: Call) -> tuple[StackLine, ...]:
         """Return where the rank is in the user's code, innermost call first; () if it does not say."""
         self.group.stop_slowing()
-        file = stack_file(call.folder, call.rank)
+        file = rank_protocol.stack_file(call.folder, call.rank)
         # Without its file it does not listen to the signal yet, which would end it.
         if not file.exists():
             return ()
@@ -200,10 +189,7 @@ class RankProcess:
 
 
 def start_rank(enter: Enter | None = None, own_address: str = "") -> RankProcess:
-    """Start one rank; with `enter` it first enters a network of its own.
-
-    SetupError if this process may open no more files.
-    """
+    """Start one rank, which may `enter` a network first. SetupError if too many files are open."""
     with ExitStack() as ours:
         try:
             control, their_control = mp.Pipe()

@@ -22,15 +22,12 @@ from dlearn.network.forwarded import Forwarded
 from dlearn.shown import Paragraph, Shown, count_text
 from dlearn.trace import Trace
 
-_AT_ONCE_BYTES = 10_000_000
-"""A trace of this size is read in less than half a second: then a run shows what its messages are."""
+_AT_ONCE_BYTES = 10_000_000  # Read in less than half a second: a run shows what its messages are.
 
 RUNS_KEPT = 20
 _NAME = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
-_IN_USE = "in-use"
-"""A file in a run's folder that names the process which refers to its `Run`: the folder stays."""
-UNSEEN_SECONDS = 24 * 3600
-"""How long a run stays whose process is on another host, or in another container."""
+_IN_USE = "in-use"  # In a run's folder, which stays: names the process that refers to its `Run`.
+UNSEEN_SECONDS = 24 * 3600  # For runs whose process is on another host or in another container.
 
 
 @dataclass(eq=False, repr=False)

@@ -16,8 +16,7 @@ from dlearn.cluster.fork_server import SERVER
 from dlearn.cluster.rank_process import RankProcess, start_rank
 from dlearn.errors import SetupError
 
-MOST_RANKS_READY = 8
-"""Each holds some 20 MB of its own; one that was spawned, all of torch."""
+MOST_RANKS_READY = 8  # Each holds some 20 MB of its own; one that was spawned, all of torch.
 
 _ready: list[RankProcess] = []
 _worker: threading.Thread | None = None

@@ -22,8 +22,7 @@ from dlearn.errors import PeerError, SetupError
 
 T = TypeVar("T")
 
-WHO = "glass-box collectives"
-"""The name in error messages."""
+WHO = "glass-box collectives"  # The name in error messages.
 
 _COMBINE: dict[object, Callable[[torch.Tensor, torch.Tensor], object]] = {
     ReduceOp.SUM: torch.Tensor.add_,
@@ -62,7 +61,6 @@ class Exchange:
         self._group = group
         self._op = kind_of(op)
         self._tag = zlib.crc32(f"{name} {flat.dtype} {flat.numel()} {about}".encode()) >> 2
-        self._scratch = flat.new_empty(0)
 
     def chunks(self, count: int) -> tuple[Chunk, ...]:
         """Cut the tensor into `count` chunks whose sizes differ by one item at most."""
@@ -102,7 +100,7 @@ class Exchange:
     def _begin_send(self, step: int, chunk: Chunk, to: int) -> Callable[[], object]:
         """Begin to send; return the function that waits for the end."""
         if chunk.start == chunk.stop:
-            return _do_nothing
+            return lambda: None
         problem = f"step {step}: rank {to} did not take what rank {self.rank} sends"
         offset_bytes = chunk.start * self.flat.element_size()
         with recorder.step(step, offset_bytes=offset_bytes, whole_bytes=self.flat.nbytes):
@@ -112,10 +110,10 @@ class Exchange:
     def _begin_receive(self, step: int, chunk: Chunk, source: int, combine: bool) -> Callable[[], object]:
         """Begin to receive; return the function that waits for the data, and combines them."""
         if chunk.start == chunk.stop:
-            return _do_nothing
+            return lambda: None
         problem = f"step {step}: nothing came from rank {source}"
         mine = self.items(chunk)
-        arriving = self._buffer(len(mine)) if combine else mine
+        arriving = torch.empty_like(mine) if combine else mine
         work = self._name_peer(problem, lambda: self._group.recv([arriving], source, self._tag))
 
         def finish() -> None:
@@ -124,11 +122,6 @@ class Exchange:
                 _COMBINE[self._op](mine, arriving)
 
         return finish
-
-    def _buffer(self, count: int) -> torch.Tensor:
-        if self._scratch.numel() < count:
-            self._scratch = self.flat.new_empty(count)
-        return self._scratch[:count]
 
     def _name_peer(self, problem: str, act: Callable[[], T]) -> T:
         """Raise PeerError where gloo fails; it refuses to begin a send to a peer that is gone already."""
@@ -140,14 +133,9 @@ class Exchange:
             raise PeerError(f"{self.name}, {problem}. {hint}. (gloo: {why})") from error
 
 
-def _do_nothing() -> None:
-    pass
-
-
 # From a call to its steps -----------------------------------------------------------------------
 
-Plan = Callable[[Exchange], None]
-"""The steps of an algorithm, as one rank takes them."""
+Plan = Callable[[Exchange], None]  # The steps of an algorithm, as one rank takes them.
 
 
 def in_place(name: str, plan: Plan, tensor: torch.Tensor, group: ProcessGroup, op: object, about: object = "") -> None:

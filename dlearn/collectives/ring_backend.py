@@ -106,24 +106,11 @@ class RingGroup(QueuedGroup):
 # Left to gloo ---------------------------------------------------------------------------------
 
 _LEFT_TO_GLOO = (
-    "all_gather_single_coalesced",
-    "all_to_all_single",
-    "allgather_coalesced",
-    "allgather_into_tensor_coalesced",
-    "alltoall",
-    "alltoall_base",
-    "barrier",
-    "broadcast",
-    "gather",
-    "monitored_barrier",
-    "recv",
-    "recv_anysource",
-    "reduce",
-    "reduce_scatter_single_coalesced",
-    "reduce_scatter_tensor_coalesced",
-    "scatter",
-    "send",
-)
+    "all_gather_single_coalesced", "all_to_all_single", "allgather_coalesced", "alltoall",
+    "allgather_into_tensor_coalesced", "alltoall_base", "barrier", "broadcast", "gather",
+    "monitored_barrier", "recv", "recv_anysource", "reduce", "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor_coalesced", "scatter", "send",
+)  # fmt: skip
 
 
 def _forward_to_gloo(name: str) -> Callable[..., Any]:

@@ -21,10 +21,7 @@ from dlearn.collectives.exchange import Exchange, all_reduce_by, in_place, repor
 def reduce(
     tensor: torch.Tensor, root: int = 0, group: ProcessGroup | None = None, op: object = dist.ReduceOp.SUM
 ) -> None:
-    """Put the sum (or `op`) of all ranks' tensors into the root's, in place; the others are overwritten.
-
-    `root` is a rank of the group.
-    """
+    """Put the sum (or `op`) into the tensor of `root`, a rank of the group; overwrite others'."""
     with reported("reduce", group, [tensor]) as known:
         check_root(root, known.size())
         in_place("tree reduce", lambda x: reduce_steps(x, root), tensor, known, op, about=root)

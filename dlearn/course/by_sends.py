@@ -97,8 +97,7 @@ TREE = Exercise("tree_broadcast", drive_tree, _TREE, ranks=(2, 3, 4, 5))
 
 # An all-reduce over two machines of two ranks, with a slow link between them ------------------------------------------
 
-LOCAL = 2
-"""Ranks of a machine: 0 and 1 are on the first, 2 and 3 on the second."""
+LOCAL = 2  # Ranks of a machine: 0 and 1 are on the first, 2 and 3 on the second.
 
 
 def drive_hierarchical(all_reduce: Callable[[torch.Tensor, int], None], seed: int) -> torch.Tensor:
@@ -106,10 +105,7 @@ def drive_hierarchical(all_reduce: Callable[[torch.Tensor, int], None], seed: in
 
 
 def _link_traffic(tried: Attempt) -> None:
-    """Raise TrafficError if a machine sends the other more than the tensor, once.
-
-    An all-reduce of two ranks takes as much.
-    """
+    """Raise TrafficError if a machine sends more than an all-reduce of two: the tensor, once."""
     sent = traffic(tried.trace)
     for machine in range(tried.ranks // LOCAL):
         over = 0

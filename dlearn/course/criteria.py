@@ -17,8 +17,7 @@ from dlearn.errors import TrafficError
 from dlearn.join.message_evidence import messages
 from dlearn.trace import Trace
 
-TOLERANCE = 1e-9
-"""Largest difference, in float64, that a different order of adding may make."""
+TOLERANCE = 1e-9  # Largest difference, in float64, that a different order of adding may make.
 AVERAGING = ("all_reduce", "reduce_scatter_single", "reduce_scatter", "all_gather_single", "all_gather")
 """Collectives that can average gradients: an all-reduce is a reduce-scatter and an all-gather."""
 
@@ -29,11 +28,9 @@ def ring_bytes(ranks: int, items: int) -> float:
 
 
 def sends(
-    bytes_of: Callable[[Attempt], float | Mapping[int, float]],
-    *,
-    op: str | tuple[str, ...] = "send",
-    pattern: Pattern | None = "ring",
-) -> Criterion:
+    bytes_of: Callable[[Attempt], float | Mapping[int, float]], *,
+    op: str | tuple[str, ...] = "send", pattern: Pattern | None = "ring",
+) -> Criterion:  # fmt: skip
     """Return the criterion that each rank sends these bytes in calls of `op`, to the ranks of `pattern`."""
 
     def criterion(tried: Attempt) -> None:
@@ -59,19 +56,14 @@ def only_sends(tried: Attempt) -> None:
             raise TrafficError(f"rank {each.src} sends data to rank {each.dst} in {each.op}, which is a collective")
 
 
-Mistakes = Mapping[str, Callable[[int], torch.Tensor]]
-"""Finding in tasks.toml -> the wrong result of a rank."""
+Mistakes = Mapping[str, Callable[[int], torch.Tensor]]  # Finding -> wrong result of a rank.
 
 
 def assert_one_device(
-    results: Mapping[int, Any],
-    expected: torch.Tensor,
-    *,
-    tolerance: float = TOLERANCE,
-    ranks: int = 0,
-    called: str = "what one device computes",
-    mistakes: Mistakes = MappingProxyType({}),
-) -> None:
+    results: Mapping[int, Any], expected: torch.Tensor, *,
+    tolerance: float = TOLERANCE, ranks: int = 0,
+    called: str = "what one device computes", mistakes: Mistakes = MappingProxyType({}),
+) -> None:  # fmt: skip
     """Raise ResultError unless each rank's tensor is, up to `tolerance`, what one device computes from all the data.
 
     The error names a known mistake, and a result that is n times too large or too small. n is `ranks`, or the number

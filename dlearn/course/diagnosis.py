@@ -18,8 +18,7 @@ from dlearn.trace import Trace
 
 RANKS, SECONDS = 3, 1.5
 
-Wait = tuple[int, int, str]
-"""The waiting rank, the rank it waits for, the call: (0, 2, "all_reduce")."""
+Wait = tuple[int, int, str]  # Who waits, for whom, the call: (0, 2, "all_reduce").
 
 
 def left_out(one: int, other: int) -> None:

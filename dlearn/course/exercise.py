@@ -21,19 +21,13 @@ from dlearn.shown import Shown
 from dlearn.trace import Trace
 
 TASKS = files("dlearn.course") / "tasks.toml"
-SECONDS = 20.0
-"""Limit for one run: a submission that takes longer hangs."""
-SPAN = "exercise"
-"""The span around a submission's own calls; what the grader does is not in it."""
-ITEMS = 1_200
-"""Of a tensor; 2, 3 and 4 divide it. 8 B each."""
+SECONDS = 20.0  # Limit for one run: a submission that takes longer hangs.
+SPAN = "exercise"  # The span around a submission's own calls; what the grader does is not in it.
+ITEMS = 1_200  # Of a tensor; 2, 3 and 4 divide it. 8 B each.
 
 
 class ResultError(DlearnError, AssertionError):
-    """A wrong result: the text says on which rank, and how far off. A failed test for pytest.
-
-    `finding` is the key of the hint in tasks.toml's `findings`, where the mistake is a known one.
-    """
+    """A wrong result of a rank, how far off; `finding`: a known mistake's key in tasks.toml."""
 
     def __init__(self, text: str, finding: str = "") -> None:
         super().__init__(text)
@@ -50,10 +44,8 @@ class Attempt:
     trace: Trace
 
 
-Drive = Callable[[Any, int], Any]
-"""Runs on every rank: calls the submission on data made from the seed, inside `SPAN`."""
-Criterion = Callable[[Attempt], None]
-"""Raises a DlearnError where the attempt is wrong."""
+Drive = Callable[[Any, int], Any]  # Runs on every rank: calls the submission, inside `SPAN`.
+Criterion = Callable[[Attempt], None]  # Raises a DlearnError where the attempt is wrong.
 
 
 def submit(submission: Callable[..., Any], *arguments: Any) -> Any:

@@ -17,11 +17,9 @@ from dlearn.shown import Paragraph, Shown, Table
 FILE = Path("dlearn-predictions.json")
 """In the folder that the notebook runs in: {id: [{"expected": ..., "seen": ...}, ...]}, oldest first."""
 
-ANSWERS_SHOWN, FEWEST = 3, 3
-"""Of each question the most frequent first answers; an answer that fewer students gave is not shown."""
+ANSWERS_SHOWN, FEWEST = 3, 3  # The most frequent first answers, of at least so many students.
 
-Answer = float | str | dict[str, float]
-"""A number, one of the choices, or a table: who -> whom ("0>1") and how much."""
+Answer = float | str | dict[str, float]  # The table: who -> whom ("0>1") and how much.
 
 
 @dataclass(frozen=True, repr=False)
@@ -35,9 +33,7 @@ class Prediction(Shown):
 
     @property
     def right(self) -> bool | None:
-        if self.seen is None:
-            return None
-        return fits(self.expected, self.seen, self.tolerance)
+        return None if self.seen is None else fits(self.expected, self.seen, self.tolerance)
 
     def against(self, seen: Answer, *, tolerance: float = 0.0) -> Prediction:
         """Keep what was seen beside what was expected; numbers fit if they differ by no more than `tolerance`, a share
@@ -73,8 +69,7 @@ def predict(id: str, expected: Answer | None, *, choices: Sequence[str] = ()) ->
     return Prediction(id, expected)
 
 
-Pair = tuple[Prediction, Prediction]
-"""The first and the last prediction of a student in a question."""
+Pair = tuple[Prediction, Prediction]  # A student's first and last one.
 
 
 @dataclass(frozen=True, repr=False)

@@ -13,8 +13,7 @@ from dlearn.errors import DlearnError
 from dlearn.shown import Shown
 
 FILE = files("dlearn.course") / "answers.toml"
-ROUNDING = 1e-9
-"""Relative difference that rounding may make."""
+ROUNDING = 1e-9  # Relative difference that rounding may make.
 HEADLINES = {None: "your turn", True: "right", False: "not yet"}
 
 

@@ -18,8 +18,7 @@ from dlearn.recorder import span
 
 # Two linear layers, cut by columns and by rows ------------------------------------------------------------------------
 
-IMAGES, INPUTS, HIDDEN = 6, 20, 24
-"""2, 3 and 4 divide the hidden units, and the 120 activations at the cut."""
+IMAGES, INPUTS, HIDDEN = 6, 20, 24  # 2, 3 and 4 divide HIDDEN and IMAGES * INPUTS.
 
 
 def _whole_layers(seed: int) -> list[torch.Tensor]:
@@ -178,8 +177,7 @@ ATTENTION = Exercise("ring_attention", drive_attention, {**_ATTENTION, "result":
 
 # Tokens that travel to their expert -----------------------------------------------------------------------------------
 
-WIDTH, COUNT_BYTES = 24, 16
-"""Numbers of a token; bytes that two ranks may exchange to agree on the number of tokens."""
+WIDTH, COUNT_BYTES = 24, 16  # Of a token; bytes by which two ranks may agree on their number.
 
 
 def _tokens(seed: int, rank: int) -> torch.Tensor:
@@ -203,10 +201,7 @@ def drive_experts(layer: Callable[..., torch.Tensor], seed: int) -> Any:
 
 
 def _matrix(tried: Attempt) -> None:
-    """Raise TrafficError unless each pair of ranks exchanges its tokens, both ways.
-
-    A rank sends another its own tokens for that expert, and that rank's tokens, treated.
-    """
+    """Raise TrafficError unless each expert gets a rank's tokens, and the rank the treated ones."""
     n = tried.ranks
     routed = [torch.bincount(_routes(tried.seed, rank, n), minlength=n) for rank in range(n)]
     sent = traffic(tried.trace)

@@ -26,8 +26,7 @@ from dlearn.course.exercise import Grade
 from dlearn.errors import DlearnError
 
 HEAD = ("student", "exercise", "passed", "seconds", "finding", "hint")
-OUTPUT_BYTES = 100_000
-"""What a submission may print before it is ended."""
+OUTPUT_BYTES = 100_000  # What a submission may print before it is ended.
 LOOK_SECONDS = 0.1
 PROGRAM = "import sys; from dlearn.course.submissions import check_file; check_file(*sys.argv[1:])"
 

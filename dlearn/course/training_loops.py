@@ -24,8 +24,7 @@ STEPS, RATE, MOMENTUM = 3, 0.1, 0.9
 
 # DDP by hand ----------------------------------------------------------------------------------------------------------
 
-MODEL = (5, 12, 12)
-"""Inputs, hidden units and outputs: 228 numbers in four parameters, and 2, 3 and 4 divide that."""
+MODEL = (5, 12, 12)  # Inputs, hidden units, outputs: 228 numbers, and 2, 3 and 4 divide that.
 MODEL_ITEMS = (5 + 1) * 12 + (12 + 1) * 12
 BATCH = 4
 
@@ -57,20 +56,14 @@ def loss_of(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch
 
 
 def _adam(model: nn.Module) -> torch.optim.Optimizer:
-    """Return an optimizer whose steps are no multiples of the gradient.
-
-    Averaging parameters then differs from averaging gradients.
-    """
+    """Return an optimizer for which averaging parameters differs from averaging gradients."""
     return torch.optim.Adam(model.parameters(), lr=RATE, eps=0.1)
 
 
 def _one_device(
-    tried: Attempt,
-    groups: Iterable[range],
-    optimizer_of: Callable[[nn.Module], torch.optim.Optimizer],
-    *,
-    zero_grad: bool = True,
-) -> torch.Tensor:
+    tried: Attempt, groups: Iterable[range],
+    optimizer_of: Callable[[nn.Module], torch.optim.Optimizer], *, zero_grad: bool = True,
+) -> torch.Tensor:  # fmt: skip
     """Return rank 0's parameters after one step for each group of micro-batches of all ranks."""
     model = _model(tried.seed, 0)
     optimizer = optimizer_of(model)
@@ -137,8 +130,7 @@ DDP = Exercise("ddp_by_hand", drive_ddp, _STEPS)
 # Gradient accumulation ------------------------------------------------------------------------------------------------
 
 MICRO_BATCHES, EVERY = 5, 2
-GROUPS = (range(2), range(2, 4), range(4, 5))
-"""Of micro-batches, after each of which there is a step: the last one is smaller."""
+GROUPS = (range(2), range(2, 4), range(4, 5))  # Of micro-batches: a step after each.
 
 
 def drive_accumulation(train: Callable[..., None], seed: int) -> torch.Tensor:
@@ -281,17 +273,13 @@ def _applied(tried: Attempt, size_of: Callable[[torch.Tensor], torch.Tensor]) ->
     return applied
 
 
-def _hook_equal(tried: Attempt) -> None:
-    assert_one_device(tried.results, _applied(tried, torch.abs))
-
-
-_LARGEST = {"traffic": _hook_bytes, "all_sent": _all_sent, "result": _hook_equal}
+_LARGEST = {"traffic": _hook_bytes, "all_sent": _all_sent}
+_LARGEST["result"] = lambda tried: assert_one_device(tried.results, _applied(tried, torch.abs))
 TOP_K = Exercise("top_k_hook", drive_top_k, _LARGEST)
 
 # A checkpoint that n ranks write, and another number of ranks reads ---------------------------------------------------
 
-READERS = (2, 3)
-"""How many ranks load what four have saved. For three, a part begins in the middle of a file."""
+READERS = (2, 3)  # Ranks that load what four saved. Of three, a part begins inside a file.
 
 ITEM_BYTES = 8
 

@@ -14,6 +14,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
+from dlearn.diagnosis.meetings import open_rendezvous
 from dlearn.events.event import Collective, Event, PointToPoint, RpcCall
 from dlearn.events.event_table import NONE
 from dlearn.events.job_facts import EXITED, RETURNED
@@ -121,17 +122,25 @@ def last_seen(trace: Trace) -> dict[int, str]:
         beat, raised = process.heartbeat, raised_text(process)
         if raised:
             found[process.rank] = f"has {raised}"
-        elif process.exit_status == -signal.SIGTERM and (place := place_of(process, trace)):
-            found[process.rank] = f"is at {place}"  # There it was asked to end.
+        elif process.exit_status == -signal.SIGTERM and (place := _at(process, trace)):
+            found[process.rank] = place  # There it was asked to end.
         elif process.exit_status is not None:
             found[process.rank] = exit_text(process.exit_status)
         elif beat is not None and beat.ended:
             found[process.rank] = _ENDED.get(beat.ended, f"has raised {beat.ended}")
         elif process.closed and some_go_on:
             found[process.rank] = "closed its recording, which a process that dies does not"
-        elif place := place_of(process, trace):
-            found[process.rank] = f"is at {place}"
+        elif place := _at(process, trace):
+            found[process.rank] = place
     return found
+
+
+def _at(process: Process, trace: Trace) -> str:
+    """Return in which call a process waits for others to come, or at which line it was."""
+    call, place = open_rendezvous(trace).get(process.rank), place_of(process, trace)
+    if call is not None:
+        return f"is in {call.op} ({call.site})"
+    return f"is at {place}" if place else ""
 
 
 _ENDED = {
@@ -233,12 +242,8 @@ def _is_open(event: Event) -> bool:
 
 _ROOTED = {"broadcast", "reduce", "gather", "gather_single", "scatter", "barrier", "monitored_barrier"}
 """Here the root may well stand in a branch of its own, or nothing is computed."""
-
-
 _THREAD_OF_CPP = "Dummy-"
 """The name that Python gives to a thread that it has not started begins so."""
-
-
 Suspicion = Literal["calls", "message", "sites", "data"]
 
 

@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from dlearn.diagnosis.hang_detection import Hang, Pace, came_out, group_of, inside, last_seen, refusals
+from dlearn.diagnosis.meetings import open_rendezvous
 from dlearn.diagnosis.mismatch_report import called_at, makers_text, mismatch_text, tags_text
 from dlearn.diagnosis.roots import ring_from, waits_of
+from dlearn.diagnosis.training_report import parting_text
 from dlearn.events.event import Collective
 from dlearn.events.mpi_facts import OtherMpiCall
 from dlearn.join.ends import End, Group, RpcEnd
@@ -17,9 +19,11 @@ from dlearn.join.tables.operation_table import Operation
 from dlearn.shown import first_few, listed, waits
 from dlearn.trace import Trace
 
-_NAMES_LISTED = 8
+NAMES_LISTED = 8
 """Ranks in one sentence."""
 _PARAMETERS_LISTED = 4
+Notes = Mapping[int, str] | None
+"""What the trace does not know of a rank: {1: "has returned from its function"}."""
 
 
 class HangReport(NamedTuple):
@@ -30,11 +34,8 @@ class HangReport(NamedTuple):
     hang: Hang
 
 
-def report(found: Sequence[Hang], trace: Trace, notes: Mapping[int, str] | None = None) -> list[HangReport]:
-    """Write one sentence for each cause, with the hangs that follow from it.
-
-    `notes` adds what the trace does not know of a rank: {1: "has returned from its function"}.
-    """
+def report(found: Sequence[Hang], trace: Trace, notes: Notes = None) -> list[HangReport]:
+    """Write one sentence for each cause, with the hangs that follow from it."""
     reports: list[HangReport] = []
     rest = _without_outer_calls(found)
     while rest:
@@ -51,6 +52,7 @@ def report(found: Sequence[Hang], trace: Trace, notes: Mapping[int, str] | None 
         if behind:
             calls = [f"{later.operation.op} #{later.operation.seq}" for later in behind]
             sentence += f"; behind it {waits(len(calls))} {listed(calls)}"
+        sentence += parting_text(hang.operation, trace)
         speaker = exchange.src if exchange is not None else min(hang.waiting, default=None)
         reports.append(HangReport(speaker, sentence, hang))
     return reports
@@ -98,7 +100,7 @@ def _circle(first: Hang, rest: Sequence[Hang]) -> list[Hang]:
 
 def _circle_sentence(circle: Sequence[Hang], trace: Trace) -> str:
     labels, calls = trace.labels, []
-    for hang in circle[:_NAMES_LISTED]:
+    for hang in circle[:NAMES_LISTED]:
         whom = f" for {labels[hang.operation.missing[0]]}" if len(circle) > 2 else ""
         calls.append(f"{labels[hang.waiting[0]]}{whom} in {_stuck_text(hang, trace)}")
     how = "for each other" if len(circle) == 2 else "in a circle"
@@ -118,16 +120,20 @@ def _stuck_text(hang: Hang, trace: Trace) -> str:
     return call_text(end, _group_text(operation.group, None, trace), text)
 
 
-def hang_sentence(hang: Hang, trace: Trace, notes: Mapping[int, str] | None = None) -> str:
+def hang_sentence(hang: Hang, trace: Trace, notes: Notes = None) -> str:
     """Write "rank 0 waits for rank 1 in all_reduce #3 (train.py:14); rank 1 never called it"."""
     operation, count = hang.operation, len(hang.waiting)
     if operation.exchange is not None:
         return _rpc_sentence(operation, trace)
     # Of many it is enough how many they are: the ranks that they wait for are named.
-    who = f"{count} ranks" if count > _NAMES_LISTED else trace.labels.listed(hang.waiting)
+    who = f"{count} ranks" if count > NAMES_LISTED else trace.labels.listed(hang.waiting)
     call = _stuck_text(hang, trace)
     if not operation.missing:
-        return f"{who} {waits(count)} in {call}; {why_stuck(operation, trace)}"
+        failed = operation.is_message and not operation.pending
+        does = "failed" if failed else waits(count)
+        return f"{who} {does} in {call}; {why_stuck(operation, trace)}"
+    if operation.missing == hang.waiting:
+        return f"{who} waits for itself in {call}: it never {_verb(operation)}"
     missing = trace.labels.listed(operation.missing)
     why = why_missing(operation, trace, notes) + tags_text(operation, trace)
     return f"{who} {waits(count)} for {missing} in {call}; {why}"
@@ -180,11 +186,11 @@ class Never(NamedTuple):
     brief: str = ""
 
 
-def never(operation: Operation, rank: int, trace: Trace, notes: Mapping[int, str] | None = None) -> Never:
+def never(operation: Operation, rank: int, trace: Trace, notes: Notes = None) -> Never:
     """Find what is known of a rank that never called this; of DDP which gradients it never had."""
     note = {**last_seen(trace), **(notes or {})}.get(rank, "")
     call = inside(trace, rank)
-    if call is not None:
+    if call is not None and not (call.failed and note):
         group = _group_text(group_of(trace, call), operation.group, trace)
         note = f"is in {call_text(call, group)}"
     but = f"it {note}" if note else ""
@@ -206,20 +212,20 @@ def never(operation: Operation, rank: int, trace: Trace, notes: Mapping[int, str
 def why_missing(
     operation: Operation,
     trace: Trace,
-    notes: Mapping[int, str] | None = None,
+    notes: Notes = None,
     *,
     brief: bool = False,
 ) -> str:
     """Write "rank 1 never called it, it was killed by SIGKILL; rank 3 never called it"."""
     missing = operation.missing
     texts = []
-    for rank in missing[:_NAMES_LISTED]:
+    for rank in missing[:NAMES_LISTED]:
         reason = never(operation, rank, trace, notes)
         did = (reason.brief if brief else reason.did) or _verb(operation)
         but = f", {reason.but}" if reason.but and not brief else ""
         texts.append(f"{trace.label(rank)} never {did}{but}")
-    if len(missing) > _NAMES_LISTED:
-        texts.append(f"and {len(missing) - _NAMES_LISTED:,} more")
+    if len(missing) > NAMES_LISTED:
+        texts.append(f"and {len(missing) - NAMES_LISTED:,} more")
     return "; ".join(texts)
 
 
@@ -252,7 +258,9 @@ def _why_unseen(operation: Operation, trace: Trace) -> str:
 
 def whereabouts(trace: Trace, rank: int) -> str:
     """Return "was in all_reduce #3 (train.py:14)", or nothing if this rank was inside no call."""
-    call = inside(trace, rank)
+    call, rendezvous = inside(trace, rank), open_rendezvous(trace).get(rank)
+    if call is None and rendezvous is not None:
+        return f"was in {rendezvous.op} ({rendezvous.site})"
     return f"was in {call_text(call)}" if call is not None else ""
 
 
@@ -292,4 +300,4 @@ def missing_text(operation: Operation, trace: Trace) -> str:
 def _verb(operation: Operation) -> str:
     if not operation.is_message:
         return "called it"
-    return "sent it" if operation.sender in operation.missing else "received it"
+    return "sent it" if operation.ends[0].op == "recv" else "received it"

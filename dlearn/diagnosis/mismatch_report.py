@@ -29,7 +29,7 @@ def mismatch_text(operation: Operation, trace: Trace) -> str:
     if mismatch is None or operation.is_message:
         return _message_text(operation, trace)
     if mismatch.kind is ReasonKind.DIFFERENT_ROOTS:
-        roots = _by_rank(operation, trace, _root_text(operation, trace))
+        roots = _by_rank(operation, trace, lambda end: _root_text(end, operation, trace))
         return f"the ranks called it with different roots: {roots}"
     if mismatch.kind is ReasonKind.DIFFERENT_PARTS:
         return _parts_text(operation, trace)
@@ -61,14 +61,10 @@ def _parts_text(operation: Operation, trace: Trace) -> str:
     return first_few(texts, _NAMES_LISTED, "; ")
 
 
-def _root_text(operation: Operation, trace: Trace) -> Callable[[End], str]:
-    members = operation.group.members
-
-    def root_of(end: End) -> str:
-        root = end.root if isinstance(end, Collective) else None
-        return "no root" if root is None else f"root {trace.labels.short(members[root])}"
-
-    return root_of
+def _root_text(end: End, operation: Operation, trace: Trace) -> str:
+    if not isinstance(end, Collective) or end.root is None:
+        return "no root"
+    return f"root {trace.labels.short(operation.group.members[end.root])}"
 
 
 def _message_text(operation: Operation, trace: Trace) -> str:

@@ -23,8 +23,11 @@ from dlearn.diagnosis.hang_detection import (
     refusals,
 )
 from dlearn.diagnosis.hang_report import call_text, pace_text, report, whereabouts
+from dlearn.diagnosis.meeting_report import meeting_report
+from dlearn.diagnosis.meetings import meetings
 from dlearn.diagnosis.mismatch_report import called_at, makers_text, mismatch_text
 from dlearn.diagnosis.roots import Root, Victim, WaitsFor, deadlock, follows_from, roots, victims
+from dlearn.diagnosis.training_report import training_sentences
 from dlearn.events.event import NOT_OBSERVED, Collective, PointToPoint
 from dlearn.events.event_table import NONE
 from dlearn.events.process import Process
@@ -32,9 +35,8 @@ from dlearn.join.joining import operations
 from dlearn.shown import count_text, listed, waits
 from dlearn.trace import Trace
 
-_MISMATCHES_TOLD = 4
-_CHAINS_TOLD = 4
-_CROSSED_TOLD = 4
+_MOST_TOLD = 4
+"""Sentences about one kind of fault."""
 _NUMBER = re.compile(r" \d+$")
 """Of a group, behind what it is for: "PIPELINE_MODEL_PARALLEL_GROUP 43"."""
 
@@ -44,24 +46,31 @@ def story(trace: Trace) -> list[str]:
     # Status 0 without an end of the file is `os._exit(0)`: well, too.
     # Of what another tool wrote, no end was to be expected: the process was at work.
     ended = []
+    in_meetings = {rank for meeting in meetings(trace) for rank in meeting.inside}
     for process in trace.processes:
         # An exception that went through `with record():` may have been handled behind it.
         not_told = process.exit_status is None and (not process.closed or raised_text(process))
-        if (process.exit_status or not_told) and process.imported is None:
+        # Of a process that was asked to end while it waited for others, the wait is told.
+        asked = process.exit_status in (None, -signal.SIGTERM) and not raised_text(process)
+        waited = asked and process.rank in in_meetings
+        if (process.exit_status or not_told) and process.imported is None and not waited:
             ended.append(process)
     ended.sort(key=_order_of_ends)
     stuck = [*root_sentences(trace), *victim_sentences(trace)]
     stuck = stuck or [each.sentence for each in report(hangs(trace), trace)]
+    stuck += [sentence for _, sentence in meeting_report(trace, hangs(trace))]
     went = pace(trace)
     if went is not None and went.slow:
         stuck.append(f"It was {pace_text(went)}")
     stuck += [_clash_sentence(clash, trace) for clash in group_clashes(trace)]
     seen = [*mismatch_sentences(mismatches(trace), trace), *_lost_sends(trace), *_failed_calls(trace)]
     odd = [f"Observed: {each}" for each in seen]
-    if len(odd) > _MISMATCHES_TOLD:
-        odd[_MISMATCHES_TOLD:] = [f"Observed: {len(odd) - _MISMATCHES_TOLD:,} more of this kind"]
+    if len(odd) > _MOST_TOLD:
+        odd[_MOST_TOLD:] = [f"Observed: {len(odd) - _MOST_TOLD:,} more of this kind"]
     fates = [fate(process, trace) for process in ended]
-    return [f"{sentence}." for sentence in (*fates, *stuck, *odd)]
+    told = [f"{sentence}." for sentence in (*fates, *stuck, *odd)]
+    told[len(fates) : len(fates)] = training_sentences(trace)
+    return told
 
 
 def _order_of_ends(process: Process) -> tuple[bool, float]:
@@ -148,7 +157,7 @@ def _clash_sentence(clash: GroupClash, trace: Trace) -> str:
     made = f"group {clash.name} was made of {listed(names)} at once, in one store"
     why = "which of them meet is chance, as new_group must be called by all ranks for every group"
     texts = [f"{made}: {why}"]
-    for rank, other in clash.crossed[:_CROSSED_TOLD]:
+    for rank, other in clash.crossed[:_MOST_TOLD]:
         texts.append(f"{trace.label(rank)}'s connection goes to {trace.label(other)}")
     return "; ".join(texts)
 
@@ -192,8 +201,8 @@ def victim_sentences(trace: Trace) -> list[str]:
         chains[tuple((call.op, _NUMBER.sub("", call.group.name)) for call in calls)].append(victim)
     # Long chains first: what is next to a root, the sentence of the root says already.
     groups = sorted(chains.values(), key=lambda group: (-len(group[0].chain), group[0].rank))
-    texts = [_chain_sentence(group, trace) for group in groups[:_CHAINS_TOLD]]
-    if more := sum(map(len, groups[_CHAINS_TOLD:])):
+    texts = [_chain_sentence(group, trace) for group in groups[:_MOST_TOLD]]
+    if more := sum(map(len, groups[_MOST_TOLD:])):
         texts.append(f"{count_text(more, 'more rank')} {waits(more)} by such chains")
     return texts + _unexplained(trace)
 

@@ -29,19 +29,15 @@ from dlearn.shown import count_text, size_text
 
 MOST_FRAMES = 40
 _LAST_MS = 3000
-WIDTH = 760.0
-"""Of the stage, in pixels."""
+WIDTH = 760.0  # Of the stage, in pixels.
 _BOXES = ((4, 132.0, 92.0), (8, 108.0, 78.0), (16, 76.0, 62.0), (math.inf, 24.0, 18.0))
 """For up to so many ranks: width and height of a box, in pixels."""
-_HEAD = 24.0
-"""Above a box, for its name."""
+_HEAD = 24.0  # Above a box, for its name.
 _TOP, _BELOW = 84, 34
-_DPI = 72
-"""So that a point is a pixel."""
+_DPI = 72  # So that a point is a pixel.
 _TEXT_PX, _TITLE_PX = 12, 16
 _AT_REST = "#c8c8c8"
-_MOST_LABELLED = 16
-"""With more ranks, packets have no labels."""
+_MOST_LABELLED = 16  # With more ranks, packets have no labels.
 
 
 def animate(walk: Walkthrough, path: str | os.PathLike[str], *, seconds: float = 1.2) -> None:
@@ -222,7 +218,6 @@ class Spots(NamedTuple):
     wide: float
     high: float
     height: float
-    in_row: bool
 
     def wire(self, pair: Pair, pairs: Collection[Pair]) -> tuple[Point, Point]:
         """Return both ends of an arrow, at the rims; beside the middle if packets go both ways."""
@@ -248,7 +243,7 @@ def spots_of(ranks: Sequence[int], pairs: Collection[Pair]) -> Spots:
         gap = min(320.0, WIDTH / max(1, len(row)))
         left = (WIDTH - gap * len(row)) / 2
         middles = {rank: (left + gap * (place + 0.5), high / 2 + _HEAD) for rank, place in places.items()}
-        return Spots(middles, max(24.0, min(wide, gap - 110)), high, high + 2 * _HEAD, in_row=True)
+        return Spots(middles, max(24.0, min(wide, gap - 110)), high, high + 2 * _HEAD)
     apart = 8 if len(ranks) > 16 else 40
     tall = max(0.32 * WIDTH, len(around) * (high + apart) / math.pi, high + 60 if hub is None else 2 * high + 130)
     across, down = min(WIDTH / 2 - wide / 2 - 12, 1.5 * tall), tall / 2
@@ -256,4 +251,4 @@ def spots_of(ranks: Sequence[int], pairs: Collection[Pair]) -> Spots:
     middles = {} if hub is None else {hub: center}
     for rank, (right, up) in zip(around, on_circle(len(around)), strict=True):
         middles[rank] = center[0] + across * right, center[1] - down * up
-    return Spots(middles, wide, high, max(y for _, y in middles.values()) + high / 2 + _HEAD, in_row=False)
+    return Spots(middles, wide, high, max(y for _, y in middles.values()) + high / 2 + _HEAD)

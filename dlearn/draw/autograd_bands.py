@@ -18,7 +18,6 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
 
-from dlearn.analysis.rpc.networkx_graph import condense, graph_finding
 from dlearn.draw import canvas
 from dlearn.draw.canvas import draw_arrow, points
 from dlearn.draw.palette import FAINT, INK, MISSING, STRIP, TEXT_PT, Color, cut, look, plain, text_width
@@ -29,15 +28,12 @@ from dlearn.trace import Trace
 
 _BOX_PT = 17.0
 _ROW_PT = 28.0
-_BETWEEN_PT = 34.0
-"""Between two bands: room for two lines beside an arrow."""
-_EDGE_PT = 9.0
-"""Between two boxes: room for an arrow's head."""
+_BETWEEN_PT = 34.0  # Between two bands: room for two lines beside an arrow.
+_EDGE_PT = 9.0  # Between two boxes: room for an arrow's head.
 _PAD_PT = 7.0
 _WIDEST_PT = 90.0
 _CROSSING_IN, _MOST_CROSSINGS = 0.36, 40
-Cell = tuple[int, int, int]
-"""Band, column, row."""
+Cell = tuple[int, int, int]  # Band, column, row.
 
 
 def autograd(trace: Trace, *, context: int | None = None, ax: Axes | None = None) -> Axes:
@@ -50,7 +46,7 @@ def autograd(trace: Trace, *, context: int | None = None, ax: Axes | None = None
     left_in = canvas.left_margin_in(plain(trace.label(rank)) for rank in ranks)
     width = canvas.points_wide(ax, left_in=left_in)
     contexts = len(contexts_with_graph(trace)) if context is None else 1
-    for graph in (whole, condense(whole)):
+    for graph in (whole, whole.condensed()):
         layout = lay_out(graph)
         columns = place_columns(graph, layout, width)
         if columns is not None:
@@ -85,7 +81,7 @@ def autograd(trace: Trace, *, context: int | None = None, ax: Axes | None = None
     notes = ["To the right is the direction of the backward pass; distances are no times.", *_notes(whole, contexts)]
     if len(graph.nodes) < len(whole.nodes):
         notes.append(f"Drawn as one box: nodes that only one other leads to ({len(whole.nodes):,} nodes in all).")
-    return canvas.frame(ax, title=graph_finding(whole), legend=legend(graph), notes=notes, above_in=0.05, below_in=0.1)
+    return canvas.frame(ax, title=whole.finding, legend=legend(graph), notes=notes, above_in=0.05, below_in=0.1)
 
 
 def draw_crossings(trace: Trace, graph: AutogradGraph, contexts: int, ax: Axes | None) -> Axes:
@@ -110,7 +106,7 @@ def draw_crossings(trace: Trace, graph: AutogradGraph, contexts: int, ax: Axes |
         canvas.write(ax, middle, y + 0.4, label, on="white", ha="center", zorder=3, gid="wire label")
     held = first_few([f"{plain(trace.label(rank))} {count[rank]:,}" for rank in place], 8)
     room = f"Only what crosses, in the order it went: there is no room for {len(graph.nodes):,} nodes ({held})."
-    title, notes = graph_finding(graph), [room, *_notes(graph, contexts)]
+    title, notes = graph.finding, [room, *_notes(graph, contexts)]
     return canvas.frame(ax, title=title, notes=notes, above_in=above_in, below_in=0.1)
 
 
@@ -225,8 +221,7 @@ class Layout:
 
     cells: dict[Key, Cell]
     bands: tuple[int, ...]
-    rows: tuple[int, ...]
-    """Of each band."""
+    rows: tuple[int, ...]  # Of each band.
 
     @property
     def columns(self) -> int:

@@ -29,16 +29,13 @@ from dlearn.shown import count_text, time_text
 ENDS_RED = {"stuck": "stuck: no end was seen", "failed": "failed: an error ended it"}
 """The red end of a bar, as the legend has it."""
 _HATCHED_FROM_PT, _EDGED_FROM_PT = 6, 2.5
-_MOST_BARS = 400
-"""More have no labels, and are not widened."""
-_MOST_LINES = 24
-"""Operations whose last rank is marked."""
+_MOST_BARS = 400  # More have no labels, and are not widened.
+_MOST_LINES = 24  # Operations whose last rank is marked.
 _LAST_RANK: dict[str, Any] = {"linewidth": 0.9, "linestyle": (0, (2, 2))}
 _CALL_BY_RPC = look("rpc_sync")
 
 
 def legend_key(label: str, face: str, edge: str, hatch: str = "") -> Patch:
-    """Return a box for the legend."""
     return Patch(facecolor=face, edgecolor=edge, hatch=hatch, linewidth=0.4, label=label)
 
 

@@ -24,15 +24,12 @@ from dlearn.trace import Trace
 
 WIDTH_IN = 9.0
 _SMALL_IN = 400 / 96
-Box = tuple[float, float, float, float]
-"""Left, right, top, bottom."""
+Box = tuple[float, float, float, float]  # Left, right, top, bottom.
 _width_in = ContextVar("inches that a new figure is wide", default=WIDTH_IN)
-MOST_PROBLEMS = 2
-"""Problems in the notes below a picture; the others are counted."""
+MOST_PROBLEMS = 2  # Problems in the notes below a picture; the others are counted.
 _POINTS = 72
 _NARROWEST_NAME_PT = 90.0
-_LINE = 1.45
-"""Inches of text lines: font size times this."""
+_LINE = 1.45  # Inches of text lines: font size times this.
 
 
 def width_in() -> float:
@@ -150,10 +147,7 @@ def _legend(ax: Axes, handles: Sequence[Artist], left: float, width: float, belo
 
 
 def write(ax: Axes, x: float, y: float, text: str, *, on: Color | None = None, pad: float = 1.0, **more: Any) -> None:
-    """Write text of the usual size and colour on one line, without formulas; `more` as `ax.text` takes it.
-
-    A box of the colour `on` keeps it free of what is drawn below it.
-    """
+    """Write a line of text, without formulas, `on` a box of this colour; `more` as for ax.text."""
     usual: dict[str, Any] = {"va": "center_baseline", "fontsize": TEXT_PT, "color": INK, "parse_math": False}
     if on is not None:
         usual["bbox"] = {"facecolor": on, "edgecolor": "none", "pad": pad}
@@ -161,10 +155,7 @@ def write(ax: Axes, x: float, y: float, text: str, *, on: Color | None = None, p
 
 
 def names_on_top(ax: Axes, places: Sequence[float], names: Sequence[str], width: float) -> float:
-    """Name columns that are `width` points wide, upright where a name would not fit; return the inches that this takes.
-
-    There is no scale at these axes: only names are left.
-    """
+    """Name columns of `width` points, upright where one has no room; return the inches it takes."""
     upright = width < _NARROWEST_NAME_PT and any(text_width(name) > width - 4 for name in names)
     shown = cut_names(names, _NARROWEST_NAME_PT if upright else width - 4)
     ax.xaxis.tick_top()
@@ -216,9 +207,8 @@ def draw_arrow(
 
 def in_legend(how: str) -> Line2D:
     """Return the legend's line for messages that are known in this way."""
-    return Line2D(
-        [], [], color=palette.line_color(how), linestyle=palette.LINES[how], linewidth=1, label=f"message, {how}"
-    )
+    color, line = palette.line_color(how), palette.LINES[how]
+    return Line2D([], [], color=color, linestyle=line, linewidth=1, label=f"message, {how}")
 
 
 def draw_lanes(ax: Axes, bands: Iterable[tuple[float, float]]) -> None:
@@ -235,7 +225,6 @@ def names_only(ax: Axes) -> None:
 
 
 def name_rows(ax: Axes, heights: Iterable[float], names: Iterable[str]) -> None:
-    """Write names at the left of rows."""
     ax.set_yticks(list(heights), list(names), parse_math=False, fontsize=TEXT_PT, color=INK)
 
 

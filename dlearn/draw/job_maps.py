@@ -24,18 +24,15 @@ from dlearn.join.matching import join_groups
 from dlearn.shown import count_text
 from dlearn.trace import Trace
 
-_LINE_IN, _NAME_IN = 0.3, 0.24
-"""A line of cells, and the name of a row above it."""
-_GAP = 0.12
-"""Between lines, in lines."""
+_LINE_IN, _NAME_IN = 0.3, 0.24  # A line of cells, and the name of a row above it.
+_GAP = 0.12  # Between lines, in lines.
 _KINDS_NAMED = 4
 COLORS = {"P2P": SERIES[2], "NET": SERIES[1], "SHM": SERIES[0]}
 KINDS = {"P2P": "GPU to GPU (P2P)", "NET": "over the network (NET)", "SHM": "through the host's memory (SHM)"}
 MOST_RANKS, MOST_HOSTS = 64, 36
 _NODE_PT, _NAME_PT = 10.0, 22.0
 _APART_PT, _HIGHEST_PT = 46.0, 300.0
-GroupRow = Sequence[Group]
-"""Groups of one kind that share no rank: of equal size, their members equally far apart."""
+GroupRow = Sequence[Group]  # Of a kind, and share no rank: equal in size and in steps.
 
 
 def groups(trace: Trace, *, ax: Axes | None = None) -> Axes:

@@ -19,11 +19,9 @@ from dlearn.shown import count_text, first_few, size_text
 from dlearn.trace import Trace
 
 _LANE_IN, _GAP_IN = 1.1, 0.3
-_NAME_IN = 0.1
-"""From a lane to the middle of its name, which stands above: at its left it would take the room of the areas."""
+_NAME_IN = 0.1  # From a lane to its name, which stands above: beside it there would be less room.
 _MOST_LANES = 6
-_BAR = 0.05
-"""Width of the bar of the textbook, as a share of the time shown."""
+_BAR = 0.05  # Width of the bar of the textbook, as a share of the time shown.
 _OPS = {
     "parameters": "all_reduce", "buckets": "all_to_all", "state": "reduce_scatter",
     "gradients": "broadcast", "gathered": "all_gather", "activations": "send",

@@ -24,24 +24,19 @@ from dlearn.join.ends import family_of_op
 
 TEXT_PT = 9.0
 TITLE_PT = 11.5
-SMALLEST_PT = 8.0
-"""Smaller text cannot be read from a projector, nor at half width."""
+SMALLEST_PT = 8.0  # Smaller text cannot be read from a projector, nor at half width.
 MOST_CHARACTERS = 40
 _NUMBER_AND_UNIT = re.compile(r"(\d) (?=(?:[kMGT]?B|[mµ]?s)\b)")
-_ROUNDED = 1.025
-"""How much wider a line may become on a screen, where each letter begins at a whole pixel."""
+_ROUNDED = 1.025  # A line may become so much wider on a screen: letters begin at whole pixels.
 INK = "#222222"
 FAINT = "#707070"
 LANE = "#f4f4f4"
 STRIP = "#d9d2e9"
-WORK = "#7a9a3a"
-"""What a rank does by itself: no operation."""
-WORKS = ("#cfdcb4", "#a3bd70")
-"""Of one kind and the next, pale enough for their names."""
+WORK = "#7a9a3a"  # What a rank does by itself: no operation.
+WORKS = ("#cfdcb4", "#a3bd70")  # Of one kind and the next, pale enough for their names.
 MISSING = "#d00000"
 GRID = "#e6e6e6"
-CHOSEN, HELD = "#dbe9ff", "#b7d3f5"
-"""The current step of a walk, and what ranks hold in it."""
+CHOSEN, HELD = "#dbe9ff", "#b7d3f5"  # The current step of a walk, and what ranks hold in it.
 TO_ITSELF = "#d9d9d9"
 FORWARD, BACKWARD, OPTIMIZER = "#e3e3e3", "#b5b5b5", "#d6d6d6"
 """Parts of a training step that compute, in greys."""
@@ -54,10 +49,8 @@ DARK = {
     "ink": GRID, "paper": "#161616", "faint": "#a0a0a0", "missing": "#ffa0a0", "mark": "#27406b", "fill": "#2f5487",
 }  # fmt: skip
 """The player's colours on light and dark pages."""
-NIGHT = "#111111"
-"""The paper of a drawing on a dark page: that of JupyterLab's dark theme."""
-LINE_AT_NIGHT = 5.5
-"""Contrast of edges and hatches with NIGHT: they are seen (3 : 1) on the pale fill of the same look, too."""
+NIGHT = "#111111"  # The paper of a drawing on a dark page: that of JupyterLab's dark theme.
+LINE_AT_NIGHT = 5.5  # Contrast of edges and hatches with NIGHT: seen (3 : 1) on the pale fill, too.
 _TWENTIETHS = [part / 20 for part in range(21)]
 _AT_NIGHT = {INK: DARK["ink"], "#000000": DARK["ink"], FAINT: DARK["faint"], MISSING: DARK["missing"]}
 WAITING_HATCH = "/////"
@@ -88,7 +81,6 @@ class Look:
 
     @property
     def ink(self) -> str:
-        """Return the colour of text that can be read on it."""
         return ink_on(self.color)
 
 
@@ -139,8 +131,7 @@ def line_color(how: str) -> str:
 ON_COLOR = ("#010101", "#ffffff")
 """Ink on strong colours, which stay as they are on a dark page: no pure black, which tells it from all other ink."""
 
-ON_SHADE = ("#020202", "#fdfdfd")
-"""Ink on the shades of a scale, which a dark page turns round: each becomes the other."""
+ON_SHADE = ("#020202", "#fdfdfd")  # Ink on shades of a scale: on a dark page each is the other.
 
 
 def ink_on(color: Color) -> str:
@@ -234,10 +225,7 @@ def cut(text: str, width: float, *, size: float = TEXT_PT, bold: bool = False) -
 
 
 def cut_names(names: Sequence[str], width: float) -> list[str]:
-    """Cut each name to `width` points so that those that differ differ still: at the end, or in the middle.
-
-    Where neither tells them apart they are numbered.
-    """
+    """Cut names to `width` points so that they differ: at the end, in the middle, or numbered."""
     whole = [plain(name, most=200) for name in names]
     for way in (cut, _cut_middle):
         shown = [way(name, width) for name in whole]

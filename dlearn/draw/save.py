@@ -32,14 +32,12 @@ _DESCRIPTION = {".png": "Description", ".pdf": "Subject"}
 _SAME_BYTES: Any = {"svg.hashsalt": "dlearn", "svg.fonttype": "none", "pdf.fonttype": 42}
 _PATH, _HUNDREDTHS = re.compile(r'<path [^>]*?d="[^"]*"'), re.compile(r"(\.\d\d)\d+")
 _COLOR = re.compile(r"(?:fill|stroke)(?:: |=\")(#[0-9a-f]{6})")
-_WIDEST = 1.25
-"""How much larger than on paper a notebook with room for it shows a drawing."""
+_WIDEST = 1.25  # How much larger than on paper a notebook with room for it shows a drawing.
 _THEMES = "".join(
     f"body[data-jp-theme-light={light}] .dlearn-drawing{{color-scheme:{scheme}}}"
     for light, scheme in (("true", "light"), ("false", "dark"))
 )
-_MOST = 20_000
-"""Characters of a description."""
+_MOST = 20_000  # Characters of a description.
 
 
 class Drawing(Figure):
@@ -65,7 +63,6 @@ def save(picture: Axes | Figure, path: str | os.PathLike[str]) -> None:
 
 
 def figure_of(picture: Axes | Figure) -> Figure:
-    """Return the figure that these axes are a part of."""
     figure = picture if isinstance(picture, Figure) else picture.get_figure(root=True)
     if figure is None:
         raise DlearnError("these axes belong to no figure any more: draw them again, then save.")
@@ -93,10 +90,8 @@ def _content(figure: Figure, ending: str) -> bytes:
 
 
 def _night(svg: str) -> str:
-    """Return a rule for each colour of the svg, which holds where the page around it is dark.
-
-    The ground is painted: a light page whose reader's system is dark would else show light text on white.
-    """
+    """Return a rule for each colour of the svg, which holds where the page around it is dark."""
+    # The ground is painted: a light page in a dark system would else show light text on white.
     rules, is_scale = [f"text{{fill:{at_night('#000000', least=4.5)}}}"], 'id="cells"' in svg
     cells = ':is(#cells,[id^="key of cells"])'  # What explains a scale is turned over with it.
     for color in sorted(set(_COLOR.findall(svg))):

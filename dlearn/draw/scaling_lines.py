@@ -17,10 +17,8 @@ from dlearn.shown import count_text, size_text
 from dlearn.trace import Trace
 
 _HEIGHT_IN = 3.2
-_LABEL_PT = 2.9 * TEXT_PT
-"""Of two lines."""
-_WIDEST_LABEL = 0.42
-"""As a part of the picture."""
+_LABEL_PT = 2.9 * TEXT_PT  # Of two lines.
+_WIDEST_LABEL = 0.42  # As a part of the picture.
 _MOST_LINES = 6
 
 

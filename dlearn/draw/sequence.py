@@ -28,16 +28,12 @@ from dlearn.shown import count_text, size_text
 from dlearn.trace import Trace
 
 MOST_ROWS = 35
-_FEW_STEPS, _FEW_ROWS = 14, 24
-"""Up to this many rows, steps of collectives have arrows each, and repetitions are drawn."""
-_FEW_CONTROL = 3
-"""Up to this many control messages have arrows."""
-_LONGEST_CYCLE = 24
-"""Operations that may repeat together."""
+_FEW_STEPS, _FEW_ROWS = 14, 24  # Up to so many rows, steps have arrows each; repetitions are drawn.
+_FEW_CONTROL = 3  # Up to this many control messages have arrows.
+_LONGEST_CYCLE = 24  # Operations that may repeat together.
 _ROW_IN = 0.3
 _LEFT_IN, _RIGHT_IN = 1.2, 0.15
-_PAPER: dict[str, Any] = {"on": LANE, "pad": 0.3}
-"""Below text, so that no lifeline goes through it."""
+_PAPER: dict[str, Any] = {"on": LANE, "pad": 0.3}  # Below text: no lifeline goes through it.
 
 
 def sequence(trace: Trace, *, ax: Axes | None = None) -> Axes:
@@ -189,7 +185,6 @@ class Cycle:
 
     @property
     def count(self) -> int:
-        """Count the operations."""
         return len(self.blocks) * self.times
 
 
@@ -202,13 +197,11 @@ class Rows:
     merged: bool = False
     before: int = 0
     after: int = 0
-    not_drawn: Counter[str] = field(default_factory=Counter)
-    """Messages without an arrow, by the reason."""
+    not_drawn: Counter[str] = field(default_factory=Counter)  # Messages without arrow, by reason.
     bytes_not_drawn: Counter[str] = field(default_factory=Counter)
 
     @property
     def arrows(self) -> list[MessageArrow]:
-        """Return all arrows from the top."""
         return [arrow for cycle in self.cycles for block in cycle.blocks for row in block.rows for arrow in row]
 
 
@@ -252,10 +245,7 @@ def _rows(trace: Trace, width_pt: float, *, few: bool, steps: bool) -> Rows:
 
 
 def _cut(lines: Lifelines, cycles: Sequence[Cycle]) -> Rows:
-    """Keep what fits from the top, and at least one cycle; a cycle is kept whole or not at all.
-
-    Where that would leave out the steps that make up the job, the picture begins with these.
-    """
+    """Keep whole cycles that fit, at least one, from the top or from the steps of the job."""
     steps = max((cycle for cycle in cycles if cycle.steps), key=lambda cycle: cycle.count, default=None)
     first = cycles.index(steps) if steps is not None and steps not in _that_fit(cycles) else 0
     kept = _that_fit(cycles[first:])

@@ -22,12 +22,10 @@ from dlearn.shown import size_text
 from dlearn.trace import Trace
 
 MOST_LIFELINES = 16
-LEVEL = 0.22
-"""Rows from an arrow to the next above it, if they are sent at the same time."""
+LEVEL = 0.22  # Rows from an arrow to the next above it, if they are sent at the same time.
 _FIRST, _LAST, _MOST_STUCK = 3, 2, 4
 """Of more ranks: how many are drawn from the front, from the back, and, with their neighbours, because of a hang."""
-_MOST_LINES = 8
-"""Lines of arrows of one operation, where its steps are merged."""
+_MOST_LINES = 8  # Lines of arrows of one operation, where its steps are merged.
 _LONGEST_LABEL_PT = 240.0
 
 
@@ -60,12 +58,10 @@ class Block:
 
     op: str = ""
     phase: str = ""
-    heads: tuple[str, ...] = ()
-    """What stands above, the longest first."""
+    heads: tuple[str, ...] = ()  # What stands above, the longest first.
     rows: tuple[ArrowRow, ...] = ()
     bar: str = ""
-    over: tuple[int, int] = (0, 0)
-    """The first and the last column of the bar."""
+    over: tuple[int, int] = (0, 0)  # The first and the last column of the bar.
     stuck: bool = False
     step: str = field(default="", compare=False)
 
@@ -77,7 +73,6 @@ class Block:
 
     @property
     def height(self) -> float:
-        """Return the height of the block, in rows."""
         return sum(self.heights)
 
 
@@ -101,10 +96,8 @@ class BlockBuilder:
     steps: bool
     tagged: bool
     control: bool
-    counts: Counter[str] = field(default_factory=Counter)
-    """Of messages without an arrow, by the reason."""
-    sizes: Counter[str] = field(default_factory=Counter)
-    """Their payload bytes."""
+    counts: Counter[str] = field(default_factory=Counter)  # Messages without arrow, by reason.
+    sizes: Counter[str] = field(default_factory=Counter)  # Their payload bytes.
 
     def block_of(self, operation: Operation, *, times: int) -> Block | None:
         """Return the block of an operation, None where none of its messages is drawn; count those `times`."""

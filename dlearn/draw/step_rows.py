@@ -24,8 +24,7 @@ from dlearn.shown import count_text, size_text, time_text
 from dlearn.trace import Trace
 
 _HEAD_IN, _NAMES_IN, _ROW_IN, _BAR_IN, _GAP_IN = 0.3, 0.21, 0.2, 0.17, 0.06
-_MOST_ROWS = 24
-"""Rows of one backward pass; of more buckets the first are drawn."""
+_MOST_ROWS = 24  # Rows of one backward pass; of more buckets the first are drawn.
 _DASHED: palette.Line = (0, (3, 2))
 _ALL_RANKS = 4
 _OF_MANY = "of many ranks only the first and those that come last are"
@@ -54,7 +53,6 @@ class TimeRow:
     begin_ns: int
 
     def ms(self, at_ns: int) -> float:
-        """Return the time in ms since the row's begin."""
         return (at_ns - self.begin_ns) / 1e6
 
 
@@ -72,7 +70,6 @@ class BucketRow(TimeRow):
 
     @property
     def ends(self) -> tuple[float, float]:
-        """Return top and bottom of its bar."""
         return self.middle - _BAR_IN / 2, self.middle + _BAR_IN / 2
 
     @property

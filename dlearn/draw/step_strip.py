@@ -18,13 +18,11 @@ from dlearn.draw.palette import BYTE_SHADES, COUNTED, FAINT, INK, MISSING, TEXT_
 from dlearn.shown import count_text, time_text
 from dlearn.trace import Trace
 
-MOST_COLUMNS = 160
-"""Of more steps some share a column, which shows the longest of them."""
+MOST_COLUMNS = 160  # Of more steps some share a column, which shows the longest of them.
 _BARS_IN, _GAP_IN, _ROW_IN, _TALLEST_IN = 0.9, 0.22, 0.28, 6.4
 _CELLS_IN = _BARS_IN + _GAP_IN
 _MOST_DOTS = 100
-_WORTH_A_DOT = 0.1
-"""Share of a step that others waited for a rank."""
+_WORTH_A_DOT = 0.1  # Share of a step that others waited for a rank.
 _SHADES = LinearSegmentedColormap.from_list("waits", ("#f7fbff", *BYTE_SHADES[1:]))
 _STYLES = {
     "median": Style("median", INK, line="dotted"),

@@ -24,8 +24,7 @@ from dlearn.draw.timeline_model import MOST_SPAN_ROWS, THIN, Bar, TimelineModel,
 from dlearn.shown import count_text
 from dlearn.trace import Trace
 
-MOST_STEPS = 12
-"""Bars of more training steps cannot be told apart."""
+MOST_STEPS = 12  # Bars of more training steps cannot be told apart.
 _TALLEST_IN = 14.0
 
 

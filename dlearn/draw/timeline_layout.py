@@ -20,10 +20,8 @@ from dlearn.join.tables.message_table import Message
 from dlearn.join.tables.operation_table import Operation
 from dlearn.join.tables.operations import Calls
 
-MOST_LANES = 24
-"""Up to this many ranks have a lane each."""
-TOLERANCE = 0.03
-"""Share of the picture's width by which the calls of ranks with one lane may differ in time."""
+MOST_LANES = 24  # Up to this many ranks have a lane each.
+TOLERANCE = 0.03  # Share of the picture's width by which calls of ranks in one lane may differ.
 _ROW_IN = 0.25
 SPAN_IN = 0.2
 STRIP_IN = 0.12
@@ -115,10 +113,7 @@ def height_in(lanes: dict[int, Lane]) -> float:
 
 
 def rows_for(intervals: Sequence[tuple[Hashable, int, int]], same: Sequence[Hashable]) -> list[int]:
-    """Return the row of each interval (lane, start, end), so that none overlaps another in its row.
-
-    Intervals of the `same` have one row in all lanes: the first that is free for all of them.
-    """
+    """Return the first free row of each interval (lane, start, end), one for all of the `same`."""
     parts: dict[Hashable, list[int]] = defaultdict(list)
     for place, each in enumerate(same):
         parts[each].append(place)

@@ -29,18 +29,13 @@ from dlearn.shown import size_text, time_text
 from dlearn.trace import Trace
 
 BINS = 200
-MOST_BARS = 4000
-"""Bars, spans or ticks beyond which they are too narrow: utilization is drawn instead of bars."""
+MOST_BARS = 4000  # Bars, spans or ticks. More are too narrow: utilization is drawn instead of bars.
 MOST_SPAN_ROWS = 3
-_ROOM_FOR_STUCK = 0.6
-"""Share of the observed time by which calls without an end outlast it: room for their reasons."""
-_LANES_WIDTH = 0.86
-"""Share of the figure's width that lanes usually have."""
+_ROOM_FOR_STUCK = 0.6  # Share of the observed time by which calls without an end outlast it.
+_LANES_WIDTH = 0.86  # Share of the figure's width that lanes usually have.
 _MOST_RANKS = 64
-THIN = 0.3
-"""Share of a bar's height that waiting leaves free on either side."""
-_MOST_NAMED = 4
-"""Ranks that have their spans' names each."""
+THIN = 0.3  # Share of a bar's height that waiting leaves free on either side.
+_MOST_NAMED = 4  # Ranks that have their spans' names each.
 State = Literal["ended", "failed", "stuck", "not observed", "absent"]
 
 
@@ -82,8 +77,7 @@ class TimelineModel:
         scale = _LANES_WIDTH * 72 * width_in() / length_ns
         self.arrows, self.no_room = arrows_of(drawn, [*self.groups], self.sums, points_per_ns=scale, derived=derived)
         self.hidden = 0 if derived else self.sums.derived
-        self.start_up = len(begun)
-        """Calls that RPC made before the program's first."""
+        self.start_up = len(begun)  # Calls that RPC made before the program's first.
         self.control = 0 if self.crowded else len(drawn) - len(called)
         """Calls that RPC makes for itself."""
 
@@ -131,7 +125,6 @@ class TimelineModel:
         return (at_ns - self.start_ns) / 1e6
 
     def ends(self, bar: Bar) -> tuple[float, float]:
-        """Return top and bottom of a bar."""
         return self.lanes[bar.rank].bar(bar.row)
 
     @property
@@ -225,19 +218,15 @@ class Bar:
     """
 
     rank: int
-    op: str
-    """What this rank itself called: in a broken exchange not what the others did."""
+    op: str  # What this rank itself called: in a broken exchange not what the others did.
     operation: Operation
     start_ns: int
     last_arrival_ns: int
     end_ns: int
     state: State
-    labels: tuple[str, ...]
-    """What to write on it, the longest first."""
-    look: Look
-    """Operations that are all of one kind have a hue each, the same on all ranks."""
-    row: int = 0
-    """In the lane of its rank."""
+    labels: tuple[str, ...]  # What to write on it, the longest first.
+    look: Look  # Operations that are all of one kind have a hue each, the same on all ranks.
+    row: int = 0  # In the lane of its rank.
 
     @property
     def waited_ns(self) -> int:

@@ -28,29 +28,22 @@ from dlearn.draw.traffic_matrix import draw_matrix, traffic_notes
 from dlearn.shown import count_text, size_text
 from dlearn.trace import Trace
 
-Pair = tuple[int, int]
-"""Sender and receiver."""
+Pair = tuple[int, int]  # Sender and receiver.
 Point = tuple[float, float]
 
-MOST_RANKS, MOST_ARROWS = 24, 60
-"""More of them cannot be told apart in a circle: a matrix shows them."""
-_FEW_ARROWS = 16
-"""More of them are thinner, to be told apart."""
+MOST_RANKS, MOST_ARROWS = 24, 60  # More cannot be told apart in a circle: a matrix shows them.
+_FEW_ARROWS = 16  # More of them are thinner, to be told apart.
 _WIDEST_NAME_PT = 90.0
 _THINNEST_PT, _THICKEST_PT, _EQUAL_PT = 0.6, 2.4, 1.2
-_ALIKE = 1.05
-"""Bytes that differ by less look equal: a ring's pieces are rounded."""
+_ALIKE = 1.05  # Bytes that differ by less look equal: a ring's pieces are rounded.
 _NODE_PT, _PAD_PT = 19.0, 9.0
-_OUTSIDE_PT = 24.0
-"""Room around the ellipse for labels."""
+_OUTSIDE_PT = 24.0  # Room around the ellipse for labels.
 _LABEL_PT = 1.25 * TEXT_PT
 _APART_PT, _BESIDE_PT = 3.0, 3.5
 _BEND = 0.22
-_LONGEST_PT = 250.0
-"""Between two ranks that stand side by side."""
+_LONGEST_PT = 250.0  # Between two ranks that stand side by side.
 _FLATTEST = 1.75
-_ALONG = (50, 42, 58, 34, 66, 27, 73, 20, 80)
-"""Percent of an arrow, the best position for its label first."""
+_ALONG = (50, 42, 58, 34, 66, 27, 73, 20, 80)  # Percent of an arrow: where its label may be.
 
 
 class Spot(NamedTuple):

@@ -21,8 +21,7 @@ from dlearn.trace import Trace
 _ROW_IN = 0.36
 _COLUMN_IN = 1.3
 _TALLEST_IN = 9.0
-_SUM = 1.15
-"""Width of the column of sums and height of the row of sums, in cells."""
+_SUM = 1.15  # Width of the column of sums and height of the row of sums, in cells.
 _MOST_NAMES = 24
 _SHADES = LinearSegmentedColormap.from_list("bytes", palette.BYTE_SHADES)
 

@@ -22,16 +22,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-SUFFIX = ".agent.log"
-"""`<host>-<pid>.agent.log` stands beside `<host>-<pid>.jsonl`."""
-
+SUFFIX = ".agent.log"  # `<host>-<pid>.agent.log` stands beside `<host>-<pid>.jsonl`.
 PIPE_BYTES = 1 << 20
 PAUSE_SECONDS = 0.02
 """Between two looks into the pipe, which holds some thousand calls' lines: to wake up for each would slow the job."""
-
 LOOK_SECONDS = 0.25
 """How often a silent pipe is looked into, so that the stamps of two reads stand close together."""
-
 LONGEST_LINE = 4096
 """A pipe keeps what is written in one go together up to this size; the agent's lines are about 130 bytes long."""
 
@@ -145,7 +141,6 @@ def moments(lines: Iterator[bytes], *, wall_ns: int) -> Iterator[Moment]:
 _SECOND = 10**9
 _QUARTER = 900 * _SECOND
 """Time zones differ by quarters of an hour: the minute within one is the same in all, whose wall clock is printed."""
-
 _HELD_UP_NS = 250 * 10**6
 """How long a line may be on its way from torch's look at the clock into the pipe."""
 

@@ -21,8 +21,7 @@ SLEW = 500e-6
 frequency by at most 500 ppm (adjtimex(2))."""
 APART_NS = 1_000_000_000
 """Two readings nearer than that tell no drift: their own errors would be most of it."""
-NEARLY = 2
-"""A reading is nearly as good as the best one up to so many times its error."""
+NEARLY = 2  # A reading is nearly as good as the best one up to so many times its error.
 FURTHEST_NS, FASTEST = 2**61, 1 / 8
 """No clock is 73 years away, or gains an eighth: readings that say so are damaged. Within both, a
 time in the range of `Nanoseconds` stays within 64 bits when it is moved."""
@@ -68,8 +67,7 @@ class Clock:
         return self.error_ns + round(outside * (self.drift_error or SLEW))
 
 
-SAME = Clock()
-"""The reference itself."""
+SAME = Clock()  # The reference itself.
 
 
 def line_through(name: str, readings: Sequence[ClockReading]) -> Clock:

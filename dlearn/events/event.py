@@ -188,7 +188,7 @@ class Collective(Event, tag="collective", frozen=True, kw_only=True):
     """One rank's call of a collective, and what it gives and gets; in place: `inputs` only.
 
     `seq` counts the collectives of its group, from 1; `backward` its rank's backward passes.
-    `launcher`: "" user code, "reducer" DDP's C++ one, "comm hook" a hook of DDP's, for `bucket_index`.
+    `launcher`: "" user code, "reducer" DDP's C++ one, "comm hook" its hook for `bucket_index`; "FSDP2".
     `splits`, `takes`: bytes for and from each group rank, if given. `checksum`: the inputs' CRC-32.
     """
 
@@ -246,8 +246,7 @@ class Bucket(Event, tag="bucket", frozen=True, kw_only=True):
 class Gradient(Event, tag="gradient", frozen=True, kw_only=True):
     """The moment when the gradient of one parameter of a DDP model is ready."""
 
-    ends: ClassVar[bool] = False
-    own = ("backward",)
+    ends, own = False, ("backward",)
     model: Count
     parameter: str
     bytes: Count
@@ -255,10 +254,13 @@ class Gradient(Event, tag="gradient", frozen=True, kw_only=True):
 
 
 class PhaseSpan(Event, tag="stretch", frozen=True, kw_only=True):
-    """A forward pass of a DDP model, a backward pass or an optimizer's step, as `phase` says. On a GPU it
-    is what the CPU takes; the GPU's is a `DeviceTime`."""
+    """A forward pass of DDP model `of` (`synced`: not in no_sync), a backward pass, or a step of
+    optimizer `of`, as `phase` says; on a GPU what the CPU takes (the GPU's is a `DeviceTime`)."""
 
     own = ()
+    of: Count | None = None
+    synced: bool = True
+    training: bool = True
 
 
 class Span(Event, tag="span", frozen=True, kw_only=True):
@@ -329,8 +331,7 @@ class RpcReply(Event, tag="rpc reply", frozen=True, kw_only=True):
     """A packed result of the call that `caller` and `call` name; or, `fetched`, an RRef's value, whose
     own two they are. Without a tensor that `needs_grad` it is sent without autograd's data."""
 
-    ends: ClassVar[bool] = False
-    own = ("call", "run", "returned_ns", "rrefs")
+    ends, own = False, ("call", "run", "returned_ns", "rrefs")
     caller: Count
     call: Count
     fetched: bool = False
@@ -347,8 +348,7 @@ class RpcReply(Event, tag="rpc reply", frozen=True, kw_only=True):
 class RpcArrival(Event, tag="rpc arrival", frozen=True, kw_only=True):
     """A fetched value has come here; `caller` and `call` as in its `RpcReply`. A reply's is the end of its call."""
 
-    ends: ClassVar[bool] = False
-    own = ("call",)
+    ends, own = False, ("call",)
     caller: Count
     call: Count
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlearn.events.event import NOT_OBSERVED, REFUSED, Event
-from dlearn.events.short_lines import ENDED_BY, names_of_numbers, with_numbers
+from dlearn.events.short_lines import ENDED_BY, INDEX_OF, names_of_numbers, with_numbers
 
 Kind = TypeVar("Kind", bound=Event)
 Item = TypeVar("Item")
@@ -28,14 +28,12 @@ Column = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 Rows = NDArray[np.intp]
 
-NONE = np.iinfo(np.int64).min
-"""In a column of numbers: there is none."""
+NONE = np.iinfo(np.int64).min  # In a column of numbers: there is none.
 NO_END, OTHER = -1, len(ENDED_BY)
 """In `ended_by`: the end was not seen, or what saw it has no index in `ENDED_BY`."""
 WAS_REFUSED, UNSEEN = ENDED_BY.index(REFUSED), ENDED_BY.index(NOT_OBSERVED)
 _WORDS = (*ENDED_BY, "", "")
-_OF_ALL = ("number", "start_ns", "end_ns", "parent")
-"""The columns that every event has."""
+_OF_ALL = ("number", "start_ns", "end_ns", "parent")  # The columns that every event has.
 _COLUMNS = ("like", "rank", "ended_by", *_OF_ALL)
 
 
@@ -91,10 +89,6 @@ class EventTable:
         columns = {name: getattr(self, name)[chosen] for name in _COLUMNS}
         own = {name: column[chosen] for name, column in self.own.items()}
         return EventTable(self.firsts, **columns, own=own)
-
-    def with_more(self, events: Collection[Event]) -> EventTable:
-        """Return the table with rows for these events behind its own, which stay where they are."""
-        return stacked([self, of_events(events)])
 
     def of_firsts(self, question: Callable[[Event], Any], dtype: Any = bool) -> NDArray[Any]:
         """Return each row's answer to a question about the event that it repeats."""
@@ -200,7 +194,7 @@ def of_events(events: Collection[Event]) -> EventTable:
     columns: dict[str, Column] = {}
     for name in ("rank", *_OF_ALL):
         columns[name] = _numbers([getattr(event, name) for event in firsts])
-    index = {"": NO_END} | {by: index for index, by in enumerate(ENDED_BY)}
+    index = INDEX_OF | {"": NO_END}
     return EventTable(
         firsts,
         like=np.arange(len(firsts)),

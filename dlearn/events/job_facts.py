@@ -9,6 +9,7 @@ from __future__ import annotations
 from dlearn.events import event
 from dlearn.events.event import Count, Line, Nanoseconds
 from dlearn.events.mpi_facts import OtherMpiCall, Probe
+from dlearn.events.rendezvous import Rendezvous
 from dlearn.events.source import SourceFact
 from dlearn.events.wiring import Wired
 
@@ -122,13 +123,31 @@ class DeviceTime(Line, tag="device time", frozen=True, kw_only=True):
     blocks: bool = False
 
 
+class DdpModel(Line, tag="ddp model", frozen=True, kw_only=True):
+    """A DDP model was made at `site`, over `group`: its parameters that want a gradient, and their bytes."""
+
+    model: Count
+    group: str
+    site: str = ""
+    parameters: tuple[str, ...] = ()
+    bytes: Count = 0
+
+
+class OptimizerMade(Line, tag="optimizer", frozen=True, kw_only=True):
+    """Optimizer number `optimizer` made its first step: its class, and whose parameters it has."""
+
+    optimizer: Count
+    name: str
+    models: tuple[Count, ...] = ()
+
+
 # Every line that a file may hold -------------------------------------------------------------------------------------
 
 ProcessLine = event.Header | event.Footer | event.GroupFact | event.Socket | event.Worker | event.NotMeasured
 JobFact = Joined | ClockReading | Peer | Heartbeat | Exit | Stopped | Switched | DeviceReading | DeviceTime
 OfOtherTool = Imported | Reached | Wired
-Call = event.Collective | event.PointToPoint | Probe | OtherMpiCall
-DdpEvent = event.Bucket | event.Gradient | event.PhaseSpan
+Call = event.Collective | event.PointToPoint | Probe | OtherMpiCall | Rendezvous
+DdpEvent = DdpModel | OptimizerMade | event.Bucket | event.Gradient | event.PhaseSpan
 RpcEvent = event.RpcCall | event.RpcRun | event.RpcReply | event.RpcArrival | event.RpcWindow
 GraphEvent = event.AutogradNode | event.AutogradRun
 Other = SourceFact | event.End | event.Span | event.Counters

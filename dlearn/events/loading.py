@@ -189,10 +189,11 @@ def _choose(attempts: list[Files], attempt: int | None, problems: list[str]) -> 
 
 
 def _world_size(files: Files) -> int:
-    """Return how many processes the headers or the default groups promise; 0 if they do not say."""
+    """Return how many processes headers, default groups or calls promise; 0 if not known."""
     sizes = [file.header.world_size or 0 for file in files]
     for file in files:
         sizes += [group.size for group in file.groups.values() if group.default]
+        sizes += [call.size for call in file.rendezvous if not call.name]
     return max(sizes)
 
 
@@ -209,12 +210,17 @@ def _assign_ranks(files: Files, world: int, problems: list[str]) -> None:
             strays.append(file)
         else:
             taken[rank] = file
-            worker = file.worker.name if file.worker is not None else ""
+            worker = file.worker.name if file.worker is not None else _name_at_start(file)
             file.rank, file.label = rank, file.header.name or worker or f"rank {rank}"
     for file in strays:
         file.rank = max(world - 1, *taken) + 1 if taken else world
         file.label = f"{file.header.host}-{file.header.pid}"
         taken[file.rank] = file
+
+
+def _name_at_start(file: ProcessFile) -> str:
+    """Return the name by which a process is in init_rpc before it is a worker; "" of any other."""
+    return next((call.name for call in file.rendezvous if call.name), "")
 
 
 def _own_ranks(files: Files) -> list[int | None]:

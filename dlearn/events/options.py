@@ -1,4 +1,4 @@
-"""What a recording does beside noting every call."""
+"""What a recording does beside noting every call, and which values make sense."""
 
 from __future__ import annotations
 
@@ -14,17 +14,7 @@ Measure = Literal["span", "phase"]
 
 @dataclass(frozen=True)
 class Options:
-    """What a recording does beside noting every call.
-
-    `measure="span"` reads the kernel's counters of bytes on the wire at both ends of the recording and of each span.
-    With "phase" it also reads them before each operation, and first waits until nothing is under way and they stand
-    still: intrusive, it changes the times of what it measures. None reads none. `checksums` adds one to each send
-    and to what each rank gives to a collective.
-    `max_bytes` limits the file; what it keeps out is counted, and every result says so. `graph` adds the graph of each
-    distributed autograd context, and when each of its nodes runs. Only events of these `steps` are written, if given;
-    after `hang_after` seconds without any the hang is told; `gather` brings other hosts' files to rank 0 at the end.
-    `sources` names more recorders, installed ones or "module:NAME" (dlearn.events.source).
-    """
+    """The options of `dlearn.record`, which says what each of them does."""
 
     measure: Measure | None = "span"
     checksums: bool = False

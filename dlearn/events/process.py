@@ -7,7 +7,8 @@ from pathlib import Path
 
 from dlearn.events.clocks import SAME, Clock, DeviceSpan
 from dlearn.events.event import Footer, GroupFact, Header, Socket, Worker
-from dlearn.events.job_facts import Heartbeat, Imported, Reached, Switched
+from dlearn.events.job_facts import DdpModel, Heartbeat, Imported, OptimizerMade, Reached, Switched
+from dlearn.events.rendezvous import Rendezvous
 from dlearn.events.wiring import Wired
 
 
@@ -27,6 +28,8 @@ class Process:
     sockets: dict[int, Socket] = field(default_factory=dict)
     worker: Worker | None = None
     """Of a process that uses RPC: its name and id there."""
+    rendezvous: list[Rendezvous] = field(default_factory=list)
+    """Where it waited for other processes to come, in order."""
     not_measured: str = ""
     """Why the bytes on the wire are not known; empty where they are."""
     heartbeat: Heartbeat | None = None
@@ -40,6 +43,8 @@ class Process:
     reached: dict[str, Reached] = field(default_factory=dict)
     """How far it had come in a group, where another tool says so."""
     wired: dict[str, Wired] = field(default_factory=dict)
+    models: dict[int, DdpModel] = field(default_factory=dict)
+    optimizers: dict[int, OptimizerMade] = field(default_factory=dict)
     footer: Footer | None = None
     complete: bool = True
     """Whether every line that it wrote is here. If not, a call may have been made that is not here."""
@@ -51,8 +56,8 @@ class Process:
 
     @property
     def own_rank(self) -> int | None:
-        """Return the cluster's or launcher's rank, else the default group's, else the RPC id."""
-        if self.header.rank is not None:
-            return self.header.rank
-        default = next((group.rank for group in self.groups.values() if group.default), None)
-        return default if default is not None or self.worker is None else self.worker.id
+        """Return the launcher's rank, else the default group's, the RPC id, or that of a call."""
+        known = [self.header.rank, *(group.rank for group in self.groups.values() if group.default)]
+        known += [self.worker.id] if self.worker is not None else []
+        known += [each.as_rank for each in self.rendezvous]
+        return next((rank for rank in known if rank is not None), None)

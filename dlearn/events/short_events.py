@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dlearn.events.event import Event, RpcReply
 from dlearn.events.event_table import NO_END, NONE, OTHER, UNSEEN, EventTable, find, of_events, stacked
-from dlearn.events.short_lines import COMMON, ENDED_BY, LONGEST_NUMBER, layout
+from dlearn.events.short_lines import COMMON, ENDED_BY, INDEX_OF, LONGEST_NUMBER, layout
 
 _END = 3
 _OPEN, _CLOSE, _COMMA, _NEWLINE = b"[],\n"
@@ -21,8 +21,7 @@ _COMMON = 1 + 1 + len(COMMON)
 
 Rows = NDArray[np.int64]
 Mask = NDArray[np.bool_]
-Damage = dict[int, str]
-"""Of a line, by its number, why it cannot be used."""
+Damage = dict[int, str]  # Of a line, by its number, why it cannot be used.
 
 
 class Lines(NamedTuple):
@@ -133,8 +132,7 @@ def _begins_table(begins: Rows, events: Mapping[int, Event]) -> tuple[EventTable
     early = ~below & (end_ns != NONE) & (end_ns < begins[:, 3])
     for line, number in begins[early][:, [0, 2]].tolist():
         damage[line] = f": event {number} ends before it starts"
-    index = {by: index for index, by in enumerate(ENDED_BY)}
-    words = np.array([index.get(first.ended_by, OTHER) for first in firsts], np.int8)
+    words = np.array([INDEX_OF.get(first.ended_by, OTHER) for first in firsts], np.int8)
     table = EventTable(
         firsts,
         like,

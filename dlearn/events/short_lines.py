@@ -1,14 +1,9 @@
 """Events that repeat an earlier one, as short lines of numbers: 40 to 70 bytes instead of 300.
 
-A program does the same in each step: the same op, group, tensors and line of code. The first such
-event stands in the file with all its fields. A later one that differs only in its own numbers
-(`Event.own`) is a JSON list of these, and a plain end is a list of three:
-
     [41,97,93482734982734,96,12,3]     like event 41: number 97, start_ns, parent, seq, backward
     [97,93482735107315,1]              the end of event 97: at_ns, and its index in `ENDED_BY`
 
-The parent is -1 if there is none. After it come the end, if event 41's own line has it, and the
-own numbers that event 41 has. short_events.py reads millions of such lines as arrays.
+docs/trace-file.md describes them. short_events.py reads millions of such lines as arrays.
 """
 
 from __future__ import annotations
@@ -25,8 +20,8 @@ COMMON = ("number", "start_ns", "parent")
 """The fields of every short line, after the number of the event that it repeats."""
 ENDED_BY = ("callback", "wait", "return", NOT_OBSERVED, REFUSED, "reply", "future", "hook")
 """The words for `ended_by`: a short line has the index."""
-LONGEST_NUMBER = 18
-"""Digits: a number with more stands in a line of the long kind."""
+INDEX_OF = {by: index for index, by in enumerate(ENDED_BY)}
+LONGEST_NUMBER = 18  # Digits: a number with more stands in a line of the long kind.
 MOST_REMEMBERED = 4096
 """Different events that a writer remembers; after so many it begins anew."""
 
@@ -122,10 +117,7 @@ class Remembered:
 
 def end_line(number: int, at_ns: int, by: str) -> bytes | None:
     """Return the short line of an end; None if it is none of the usual ones."""
-    index = _INDEX.get(by)
+    index = INDEX_OF.get(by)
     if index is None or abs(at_ns) >= _TOO_LONG:
         return None
     return f"[{number},{at_ns},{index}]\n".encode()
-
-
-_INDEX = {by: index for index, by in enumerate(ENDED_BY)}

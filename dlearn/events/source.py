@@ -110,9 +110,8 @@ class Kind:
 class Source:
     """One recorder: `install(emit)` reports to `emit` until the function is called that it returns.
 
-    `kinds` are the classes of its events. How their ends meet follows from what a class is made of: a `Collective`
-    meets by group and number, a `PointToPoint` first-in first-out by channel. Of a `ServiceCall`, `hosts(trace)` tells
-    the rank that was asked, by the event's rank and number. Any other event stays alone.
+    `kinds` are the classes of its events; docs/new-recorder.md says how the ends of each meet.
+    `hosts(trace)` tells which rank a `ServiceCall` asked, by the event's rank and number.
 
     `schedule(calls, ranks)` gives the messages of a collective of the groups whose backend is this Source's name, or
     says why there are none; it may be that sentence itself.

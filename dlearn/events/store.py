@@ -22,6 +22,7 @@ from dlearn.events.job_facts import AnyLine, DeviceTime
 from dlearn.events.mpi_facts import ANY_TAG, Probe
 from dlearn.events.printable import is_plain, printable, printable_all
 from dlearn.events.process import Process
+from dlearn.events.rendezvous import Rendezvous
 from dlearn.events.short_events import Damage, Rows, fill_in_ends, short_table, split
 from dlearn.events.short_lines import ENDED_BY
 from dlearn.events.source import ServiceCall, SourceFact, classes
@@ -326,6 +327,10 @@ def _take(file: ProcessFile, line: AnyLine | Event | None) -> None:
             file.network = line
         case job_facts.Imported():
             file.imported, file.complete = line, line.complete
+        case job_facts.DdpModel():
+            file.models[line.model] = line
+        case job_facts.OptimizerMade():
+            file.optimizers[line.optimizer] = line
         case job_facts.Reached():
             file.reached[line.group] = line
         case Wired():
@@ -355,6 +360,8 @@ def _begin(file: ProcessFile, event: Event) -> None:
     if event.end_ns is not None and event.end_ns < event.start_ns:
         raise ValueError(f"event {event.number} ends before it starts")
     file.events[event.number] = event
+    if isinstance(event, Rendezvous):
+        file.rendezvous.append(event)
 
 
 def _end(file: ProcessFile, end: End) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,7 @@ from dlearn.events.short_lines import Remembered, end_line
 
 MAX_LINE_BYTES = 1 << 20
 """A longer line is damage: the longest real one (a bucket of thousands of parameters) stays far below."""
-
-_FOOTER_BYTES = 512
-"""More than a footer takes."""
+_FOOTER_BYTES = 512  # More than a footer takes.
 
 _encode = msgspec.json.Encoder().encode
 
@@ -37,9 +37,8 @@ class Writer:
         self.path = path
         self.lines = 0
         self.not_written = 0
-        self.refusal = ""
-        """The name of the error with which the system refused a line, if it did."""
-        self.max_bytes = self._room = max_bytes
+        self.refusal = ""  # The name of the error with which the system refused a line, if it did.
+        self._room = max_bytes
         self._mend = b""
         self._waiting = header
         self._fd: int | None = None
@@ -169,12 +168,13 @@ def note_end(path: Path, end: Exit | Stopped | Switched) -> None:
 
 def file_of_rank(folder: Path, rank: int) -> Path | None:
     """Return the file of a cluster's rank; None if it died before it could write a header."""
+    return next((path for path, header in headers(folder) if header.rank == rank), None)
+
+
+def headers(folder: Path) -> Iterator[tuple[Path, Header]]:
+    """Yield each trace file of a folder, with its first line."""
     for path in folder.glob("*.jsonl"):
         with path.open("rb") as stream:
-            try:
-                header = msgspec.json.decode(stream.readline(), type=Header)
-            except msgspec.MsgspecError:
-                continue
-        if header.rank == rank:
-            return path
-    return None
+            first = stream.readline(MAX_LINE_BYTES)
+        with suppress(msgspec.MsgspecError):  # No trace file; `Trace.load` will say so.
+            yield path, msgspec.json.decode(first, type=Header)

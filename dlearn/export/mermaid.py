@@ -27,19 +27,15 @@ from dlearn.join.tables.operation_table import Operation
 from dlearn.shown import size_text
 from dlearn.trace import Trace
 
-MOST_EDGES, MOST_CHARACTERS = 500, 50_000
-"""Of one diagram: Mermaid's own limits (maxEdges, maxTextSize)."""
-_LONGEST_LOOP = 200
-"""Lines, calls or phases that are repeated."""
+MOST_EDGES, MOST_CHARACTERS = 500, 50_000  # Mermaid's own limits (maxEdges, maxTextSize).
+_LONGEST_LOOP = 200  # Lines, calls or phases that are repeated.
 _LONGEST_TEXT = 120
-_MOST_NAMES = 64
-"""Of more ranks only the numbers, so that a diagram has room for messages, too."""
+_MOST_NAMES = 64  # Of more ranks only the numbers, so that a diagram has room for messages, too.
 _UNSAFE = re.compile(r"[^\w .,:/()\[\]…=*'-]|(?<=^wrap):|(?<=^nowrap):")
 """What may mean something to Mermaid or to HTML. ("wrap:" before a text is an order of Mermaid's.)"""
 _ARROWS = {"observed": "->>", "derived": "-->>", "inferred": "-->>", "missing": "-x"}
 _EDGE = re.compile(r"^ *r\d+-", re.MULTILINE)
-_BAND = "rect rgba(128, 128, 128, 0.12)"
-"""Seen on a light page and on a dark one."""
+_BAND = "rect rgba(128, 128, 128, 0.12)"  # Seen on a light page and on a dark one.
 
 
 class Piece(NamedTuple):

@@ -35,8 +35,7 @@ _KNOWN = {
 }
 KINDS = ("spans and phases", "calls", "gradients")
 PROGRAM, CALLS, GRADIENTS = range(3)
-Track = tuple[int, int, int]
-"""A rank, the number of one of its `KINDS` of tracks, and the number of a track of this kind, from 0."""
+Track = tuple[int, int, int]  # A rank, one of the `KINDS`, and the number of its track, from 0.
 _PIECE = 512
 
 
@@ -171,9 +170,9 @@ def _instant(event: Gradient | Bucket, tracks: Tracks) -> Record:
 
 
 def _arrow(message: Message, part: Operation, tracks: Tracks) -> tuple[Record, Record] | None:
-    """Return the arrow's begin in the sender's slice and its end in the receiver's; None where there is no arrow.
+    """Return the arrow's begin in the sender's slice and its end in the receiver's.
 
-    That is: it never came, or an end is not in the trace, or by the clocks it would have arrived before it was sent.
+    None if it never came, an end is not in the trace, or by the clocks it came before it was sent.
     """
     ends = _ends(message, part.ends)
     if message.how == "missing" or ends is None:
@@ -237,11 +236,7 @@ class Tracks:
         return {"pid": event.rank + 1, "tid": tid, "ts": (at_ns - self.start_ns) / 1000}
 
     def interval(self, event: Event) -> tuple[int, int]:
-        """Return the start and the end of an event's slice, in ns of the trace's clock.
-
-        A pending call goes on until the end of the trace; where the end was not observed, or is the start, it
-        takes 1 ns, because an arrow needs a slice that lasts.
-        """
+        """Return start and end of an event's slice in ns: 1 ns at least, as an arrow needs it."""
         end_ns = self.end_ns if event.pending else event.end_ns
         return event.start_ns, max(event.start_ns + 1, end_ns or 0)
 

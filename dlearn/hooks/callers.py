@@ -15,6 +15,7 @@ import sysconfig
 import tempfile
 import threading
 import traceback
+from collections.abc import Callable
 from concurrent import futures
 from concurrent.futures.thread import _WorkItem
 from contextlib import suppress
@@ -68,8 +69,15 @@ _PATHS = sysconfig.get_paths()
 _INSTALLED = tuple(_PATHS[name] + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _THREADS = (threading.__file__, os.path.dirname(futures.__file__) + os.sep)
 _MACHINERY = (_TORCH_DIR, *_THREADS, typing_extensions.__file__, "<frozen")
+_CYTHON = ".pyx"  # Its frames name files of the build, as mpi4py's do.
+_FSDP_DIR = os.path.join(_TORCH_DIR, "distributed", "fsdp", "_fully_shard")
+_FSDP2_REDUCE = os.path.join(_FSDP_DIR, "_fsdp_collectives.py")
+_FSDP2 = "FSDP2"
 _FX_CODE = "<eval_with_key>"
 """The first characters of the file name of code that torch.fx makes while it compiles."""
+
+fsdp2_reduces: list[Callable[[], object]] = []
+"""What to do when FSDP2 is first seen to reduce gradients."""
 
 cell_names: dict[str, str] = {}
 """File name of a notebook cell's code -> the cell's label, "In[3]". Set by the cluster."""
@@ -89,6 +97,10 @@ def caller(frame: FrameType | None) -> Caller:
     phase, role, site, bucket = _walk(frame, look_for_bucket=not by_engine, look_at_bottom=not on_main)
     if bucket is not None:
         launcher = "comm hook"
+    if role == _FSDP2:
+        role, launcher = "", _FSDP2
+        while fsdp2_reduces:
+            fsdp2_reduces.pop()()
     if not phase and backward is not None:
         phase = "backward"
     if not (on_main or (phase and site)):
@@ -112,7 +124,12 @@ def install(emit: Emit) -> Undo:
 
 def site_of_thread(thread: int) -> str:
     """Return the line of user code that this thread is at, "train.py:31", or ""."""
-    return _phase_and_site(sys._current_frames().get(thread))[1]
+    return site_of(sys._current_frames().get(thread))
+
+
+def site_of(frame: FrameType | None) -> str:
+    """Return the innermost line of user code from `frame` outwards, or ""."""
+    return _phase_and_site(frame)[1]
 
 
 def site_of_error(error: BaseException) -> str:
@@ -123,6 +140,12 @@ def site_of_error(error: BaseException) -> str:
         if note.own and note.site is not None:
             site = f"{note.site}:{line}"
     return site
+
+
+def class_name(error: BaseException) -> str:
+    """Return "ValueError"; "MPI.Exception" of mpi4py's, whose bare name says nothing."""
+    kind = type(error)
+    return f"MPI.{kind.__name__}" if kind.__module__ == "mpi4py.MPI" else kind.__name__
 
 
 def _phase_and_site(frame: FrameType | None) -> tuple[str, str]:
@@ -181,19 +204,21 @@ def _make_note(code: CodeType) -> _Note:
     cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR", os.path.join(tempfile.gettempdir(), "torchinductor_"))
     ours = name.startswith(_DLEARN_DIR) and not name.startswith(_LESSONS_DIR)
     if ours or name.startswith((*_MACHINERY, _FX_CODE, cache)):
-        note = _Note(code, recorder=name.startswith(_DLEARN_DIR))
+        reduces = name == _FSDP2_REDUCE and code.co_name == "foreach_reduce"
+        note = _Note(code, role=_FSDP2 if reduces else "", recorder=name.startswith(_DLEARN_DIR))
     else:
         below = os.devnull  # No file is below that.
         with suppress(FileNotFoundError):  # It was deleted; the program goes on.
             below = os.getcwd()
-        note = _Note(code, site=file_label(name, cell_names, below), own=not name.startswith(_INSTALLED))
+        own = not (name.startswith(_INSTALLED) or name.endswith(_CYTHON))
+        note = _Note(code, site=file_label(name, cell_names, below), own=own)
     if len(_notes) > 20_000:
         _silent.clear()
         _notes.clear()
         _notes.update(_known())
     # The note holds the code object, so its id stays its own.
     _notes[id(code)] = note
-    if note.site is None:
+    if note.site is None and not note.role:
         _silent.add(id(code))
     return note
 

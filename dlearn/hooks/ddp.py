@@ -5,19 +5,20 @@ takes the reducer's mutex), and change at most once, when DDP rebuilds them in t
 gradients came. Ready times come from torch's own hook on each parameter. join/buckets.py infers
 which all-reduce sends which bucket.
 
-Forward, backward and optimizer are reported as well, from the first forward pass of a DDP model on:
-an all-reduce is hidden behind them. On a GPU the call only launches them, and cuda_times.py finds
-their times.
+Forward, backward and optimizer are reported as well, from the first DDP model on (with FSDP the
+optimizer): an all-reduce is hidden behind them, and a step may use gradients that none has reduced.
+On a GPU the call only launches them, and cuda_times.py finds their times.
 """
 
 from __future__ import annotations
 
 import itertools
+import sys
 import time
 import weakref
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from contextlib import contextmanager
+from functools import partial, wraps
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -26,7 +27,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from dlearn.events.event import Bucket, Gradient, PhaseSpan
-from dlearn.hooks import Undo
+from dlearn.events.job_facts import DdpModel, OptimizerMade
+from dlearn.hooks import Undo, callers
+from dlearn.hooks.callers import site_of
 from dlearn.hooks.cuda_times import Mark
 from dlearn.hooks.host import Host
 from dlearn.hooks.patches import Patches, guarded
@@ -35,12 +38,28 @@ from dlearn.hooks.private import untraced
 
 def install(host: Host) -> Undo:
     """Report buckets, ready gradients and phases of every DDP model that runs from now on."""
-    watch, phases = _Watch(host), Phases(host)
+    undo = Patches()
+    watch = _Watch(host, undo)
+    phases = Phases(host, watch, undo)
 
     @untraced
     def begins(ddp: DistributedDataParallel) -> None:
         watch.before_forward(ddp)
         phases.forward_begins(ddp)
+
+    def made(ddp: DistributedDataParallel) -> None:
+        watch.number_of(ddp)
+        phases.follow(ddp.device)
+
+    # Wrapped with its own signature and code behind it, which others read.
+    def construct(original: Any) -> Any:
+        @wraps(original)
+        @untraced
+        def __init__(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            guarded(host, "DistributedDataParallel", made, self)
+
+        return __init__
 
     # What torch.compile never traces, so that it compiles the same as without us.
     def make(original: Any) -> Any:
@@ -55,43 +74,34 @@ def install(host: Host) -> Undo:
 
         return _inside_ddp_forward
 
-    undo = Patches()
-    undo.callback(watch.undo.close)
-    undo.callback(phases.undo.close)
+    callers.fsdp2_reduces.append(phases.follow_optimizers)
+    undo.callback(callers.fsdp2_reduces.clear)
+    undo.replace(DistributedDataParallel, "__init__", construct)
     undo.replace(DistributedDataParallel, "_inside_ddp_forward", make)
     return undo.close
 
 
 class _Watch:
-    """The DDP models of this process, numbered in the order of their first forward pass."""
+    """The DDP models of this process, numbered in the order in which they were made."""
 
-    def __init__(self, host: Host) -> None:
-        self._emit, self._times = host, host.times
-        self._numbers = itertools.count()
-        self._models: WeakKeyDictionary[DistributedDataParallel, tuple[int, bool]] = WeakKeyDictionary()
-        self.undo = ExitStack()
+    def __init__(self, host: Host, undo: Patches) -> None:
+        self._emit, self._groups, self._times, self._undo = host, host.groups, host.times, undo
+        self._numbers: WeakKeyDictionary[DistributedDataParallel, int] = WeakKeyDictionary()
+        self._known_as: WeakKeyDictionary[DistributedDataParallel, bool] = WeakKeyDictionary()
+        self._made = itertools.count()
 
     def before_forward(self, ddp: DistributedDataParallel) -> None:
         """Read the buckets when they are new; DDP has just rebuilt them where it will."""
         rebuilt = bool(getattr(ddp, "_has_rebuilt_buckets", False))
-        model, known_as = self._models.get(ddp, (None, None))
-        if known_as == rebuilt:
+        if self._known_as.get(ddp) == rebuilt:
             return
-        names = {id(parameter): name for name, parameter in ddp.module.named_parameters()}
-        if model is None:
-            model = next(self._numbers)
-            for parameter in ddp.module.parameters():
-                if parameter.requires_grad:
-                    hook = partial(self._ready, model, names[id(parameter)])
-                    self.undo.callback(parameter.register_post_accumulate_grad_hook(hook).remove)
-        self._models[ddp] = (model, rebuilt)
-        self._report_buckets(ddp, model, names, "rebuilt" if rebuilt else "first")
-
-    def _report_buckets(self, ddp: DistributedDataParallel, model: int, names: dict[int, str], built: str) -> None:
+        self._known_as[ddp] = rebuilt
+        model = self.number_of(ddp)
         try:
             buckets = ddp.reducer._get_zeros_like_grad_buckets()
         except RuntimeError:
-            return  # With a sparse gradient one has no buffer yet, and torch gives none of them: "bucket unknown".
+            return  # With a sparse gradient one has no buffer yet: "bucket unknown".
+        names = {id(parameter): name for name, parameter in ddp.module.named_parameters()}
         for bucket in buckets:
             self._emit.event(
                 Bucket,
@@ -100,10 +110,36 @@ class _Watch:
                 count=len(buckets),
                 bytes=bucket.buffer().nbytes,
                 parameters=tuple(names.get(id(parameter), "?") for parameter in bucket.parameters()),
-                built=built,
+                built="rebuilt" if rebuilt else "first",
                 may_be_skipped=bool(getattr(ddp, "skip_all_reduce_unused_params", False)),
                 phase="forward",
             )
+
+    def number_of(self, ddp: DistributedDataParallel) -> int:
+        """Return the model's number; describe one that is new, and watch its gradients."""
+        if ddp in self._numbers:
+            return self._numbers[ddp]
+        model = self._numbers[ddp] = next(self._made)
+        sizes: dict[str, int] = {}
+        for name, parameter in ddp.module.named_parameters():
+            if parameter.requires_grad:
+                sizes[name] = parameter.nbytes
+                hook = partial(self._ready, model, name)
+                self._undo.callback(parameter.register_post_accumulate_grad_hook(hook).remove)
+        group, site = self._groups.of(ddp.process_group).name, site_of(sys._getframe(1))
+        names, size = tuple(sizes), sum(sizes.values())
+        fact = DdpModel(model=model, group=group, site=site, parameters=names, bytes=size)
+        self._emit.fact(fact)
+        return model
+
+    def models_of(self, optimizer: torch.optim.Optimizer) -> tuple[int, ...]:
+        """Return the DDP models of which the optimizer has parameters."""
+        held = {id(each) for group in optimizer.param_groups for each in group["params"]}
+        found = []
+        for ddp, model in self._numbers.items():
+            if not held.isdisjoint(map(id, ddp.module.parameters())):
+                found.append(model)
+        return tuple(sorted(found))
 
     @untraced
     def _ready(self, model: int, name: str, parameter: torch.Tensor) -> None:
@@ -119,12 +155,9 @@ class _Watch:
             self._times.between(number, now, now)
 
 
-# Phases of a training step --------------------------------------------------------------------------------------------
-
+# Phases of a training step ------------------------------------------------------------------------
 
 _FAKES = torch._C._TorchDispatchModeKey.FAKE
-
-
 _Begun = tuple[int, Mark | None]
 """When a phase began, and for a model on a GPU where its stream was."""
 
@@ -132,27 +165,32 @@ _Begun = tuple[int, Mark | None]
 class Phases:
     """Phases of a training step that have not ended, and when they began."""
 
-    def __init__(self, host: Host) -> None:
-        self.undo = Patches()
-        self._emit, self._times = host, host.times
+    def __init__(self, host: Host, watch: _Watch, undo: Patches) -> None:
+        self._emit, self._times, self._watch, self._undo = host, host.times, watch, undo
         self._device: torch.device | None = None
         self._forward: WeakKeyDictionary[DistributedDataParallel, _Begun] = WeakKeyDictionary()
         self._optimizer: dict[int, _Begun] = {}
+        self._optimizers: WeakKeyDictionary[torch.optim.Optimizer, int] = WeakKeyDictionary()
+        self._optimizers_made = itertools.count()
+        self._follows_optimizers = self._follows_backward = False
 
     def forward_begins(self, ddp: DistributedDataParallel) -> None:
-        is_first, self._device = self._device is None, ddp.device
-        if is_first:
-            self._follow()
+        self.follow(ddp.device)
         self._forward[ddp] = self._begins()
 
     @untraced
     def forward_ends(self, ddp: DistributedDataParallel) -> None:
         began = self._forward.pop(ddp, None)
         if torch.is_grad_enabled():  # Else it is an evaluation, and no part of a training step.
-            self._note("forward", began)
+            facts = {"synced": bool(ddp.require_backward_grad_sync), "training": ddp.training}
+            self._note("forward", began, of=self._watch.number_of(ddp), **facts)
 
-    def _follow(self) -> None:
+    def follow(self, device: torch.device | None) -> None:
         """Watch all optimizers, and the name by which `Tensor.backward` reaches the engine."""
+        self._device = device
+        if self._follows_backward:
+            return
+        self._follows_backward = True
 
         def run_backward(original: Any, *args: Any, **kwargs: Any) -> Any:
             # Inside another, as checkpointing runs parts again; or traced only, on fakes, by a compiler.
@@ -167,25 +205,45 @@ class Phases:
             finally:
                 self._note("backward", began, error=error)
 
+        self._undo.wrap(torch.autograd, "_engine_run_backward", run_backward)
+        self.follow_optimizers()
+
+    def follow_optimizers(self) -> None:
+        if self._follows_optimizers:
+            return
+        self._follows_optimizers = True
+
         @untraced
         def begins(optimizer: Any, args: Any, kwargs: Any) -> None:
             self._optimizer[id(optimizer)] = self._begins()
 
         @untraced
         def ends(optimizer: Any, args: Any, kwargs: Any) -> None:
-            self._note("optimizer", self._optimizer.pop(id(optimizer), None))
+            began = self._optimizer.pop(id(optimizer), None)
+            if began is not None:
+                number = guarded(self._emit, "an optimizer", self._number_of, optimizer)
+                self._note("optimizer", began, of=number)
 
-        self.undo.wrap(torch.autograd, "_engine_run_backward", run_backward)
-        self.undo.callback(register_optimizer_step_pre_hook(begins).remove)
-        self.undo.callback(register_optimizer_step_post_hook(ends).remove)
+        self._undo.callback(register_optimizer_step_pre_hook(begins).remove)
+        self._undo.callback(register_optimizer_step_post_hook(ends).remove)
+
+    def _number_of(self, optimizer: torch.optim.Optimizer) -> int:
+        """Return the optimizer's number, by its first step; describe one that is new."""
+        number = self._optimizers.get(optimizer)
+        if number is None:
+            number = self._optimizers[optimizer] = next(self._optimizers_made)
+            name, models = type(optimizer).__name__, self._watch.models_of(optimizer)
+            self._emit.fact(OptimizerMade(optimizer=number, name=name, models=models))
+        return number
 
     def _begins(self) -> _Begun:
         return time.monotonic_ns(), self._times.mark(self._device)
 
-    def _note(self, phase: str, began: _Begun | None, *, error: str = "") -> None:
+    def _note(self, phase: str, began: _Begun | None, **facts: Any) -> None:
         def report(start_ns: int, on_gpu: Mark | None) -> None:
             times = {"start_ns": start_ns, "end_ns": time.monotonic_ns(), "ended_by": "return"}
-            number = self._emit.event(PhaseSpan, phase=phase, error=error, **times)
+            site = site_of(sys._getframe(1))
+            number = self._emit.event(PhaseSpan, phase=phase, site=site, **facts, **times)
             if on_gpu is not None:
                 self._times.between(number, on_gpu, self._times.mark(on_gpu.device))
 
@@ -193,14 +251,14 @@ class Phases:
             guarded(self._emit, f"the end of {phase}", report, *began)
 
 
-# Steps that are counted without the user's help -----------------------------------------------------------------------
+# Steps that are counted without the user's help ----------------------------------------------------
 
 
 def install_steps(host: Host) -> Undo:
     """Report to `host` each step of the program's optimizer, where only some steps are recorded.
 
-    Of several optimizers, the first's that is still there: where each phase of a training has one of its own, the count
-    goes on.
+    Of several optimizers, the first's that is still there: where each phase of a training has one
+    of its own, the count goes on.
     """
     if host.options.steps is None:
         return lambda: None

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
 NO_TIMEOUT = timedelta(days=20)
 """Of process groups: a call that was let through waits inside torch for others. (Some count it in 31 bits.)"""
-
 END_SECONDS = 5.0
 """How long a rank waits for its launcher to end it and its children, before it ends itself."""
 
@@ -53,7 +52,7 @@ class Gate:
     def __init__(self, address: str, emit: Host) -> None:
         self._address, self._emit = address, emit
         self._socket = socket.socket(socket.AF_UNIX)
-        self._sending = threading.Lock()
+        self._sending = threading.RLock()
         self._numbers = itertools.count(1)
         self._waiting: dict[int, threading.Event] = {}
         self._let_through: dict[int, int] = {}
@@ -101,13 +100,11 @@ class Gate:
         """Report that the call of this thread that was let through is in the trace now."""
         number = self._let_through.pop(threading.get_ident(), None)
         if number is not None:
-            with self._sending:
-                self._send({"noted": number})
+            self._send({"noted": number})
 
     def function_over(self) -> None:
         self._function_over = True
-        with self._sending:
-            self._send({"returned": True})
+        self._send({"returned": True})
 
     def close(self) -> None:
         self._open = True
@@ -115,7 +112,7 @@ class Gate:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def _send(self, line: dict[str, Any]) -> None:
-        with suppress(OSError):  # The other end is gone: `_listen` hears of it.
+        with self._sending, suppress(OSError):  # The other end is gone: `_listen` hears of it.
             self._socket.sendall(json.dumps(line).encode() + b"\n")
 
     def _listen(self) -> None:
@@ -131,9 +128,7 @@ class Gate:
         if line == b"open\n":
             self._open_up()
         elif line.startswith(b"?"):
-            doing = activity(function_over=self._function_over)
-            with self._sending:
-                self._send({"asked": int(line[1:])} | doing)
+            self._send({"asked": int(line[1:])} | activity(function_over=self._function_over))
         else:
             self._waiting.pop(int(line)).set()
 
@@ -247,7 +242,6 @@ def _computes(frame: FrameType) -> bool:
 
 
 def _active_ns() -> int:
-    """Add up how long the threads of this process have run, or been ready to run."""
     counted_ns = 0
     for thread in Path("/proc/self/task").glob("*/schedstat"):  # Linux, Documentation/scheduler/sched-stats.
         with suppress(OSError):  # It has ended.

@@ -18,10 +18,8 @@ from dlearn.hooks.rpc.rpc_agent_log import AgentLog
 class Host(Emit, Protocol):
     """One of each for the whole recording, and the counters of bytes on the wire."""
 
-    last_ns: int
-    """When anything was last reported."""
-    waiting: dict[int, int]
-    """When the operations that have not ended began, if `hang_after` is set."""
+    last_ns: int  # When anything was last reported.
+    waiting: dict[int, int]  # When operations without an end began, if `hang_after` is set.
     options: Options
     groups: Groups
     times: CudaTimes

@@ -15,8 +15,7 @@ from torch._C._dynamo import eval_frame
 
 from dlearn.errors import SetupError
 
-TRIED = "2.8 to 2.15"
-"""The versions of torch with which the tests were run."""
+TRIED = "2.8 to 2.15"  # The versions of torch with which the tests were run.
 
 NAMES = {
     "torch": "_disable_dynamo",

@@ -29,8 +29,7 @@ Tables = dict[int, dict[int, Bucket]]
 def assign(whole: Selection) -> tuple[list[BucketLabel], np.ndarray]:
     """Return what DDP's all-reduces send, and the index of it for each event: a bucket, UNKNOWN or USED_MAP.
 
-    Index 0 is nothing. Backward passes are independent: of those in which the same has happened in
-    the same order, one is looked at.
+    Index 0 is nothing. Of backward passes in which the same has happened, one is looked at.
     """
     table = whole.table
     is_bucket, in_backward = table.is_a(Bucket), table.of_firsts(lambda first: first.phase == "backward")

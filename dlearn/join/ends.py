@@ -41,9 +41,8 @@ class Group(msgspec.Struct, frozen=True):
 class RpcEnd(Event, tag="rpc end", frozen=True, kw_only=True):
     """One side of an RPC: the caller's until the reply has come, or the callee's from arrival to reply.
 
-    `seq` is the agent's own number of the request. No file holds it: it is made of what Python saw
-    and the agents logged. Its own number is that of its exchange: -1 - 2 * exchange, and one less
-    for the callee's end.
+    `seq` is the agent's number of the request. No file holds it: it is made of what Python saw and
+    the agents logged. Its own number is -1 - 2 * exchange, and one less for the callee's end.
     """
 
     own = ("seq",)
@@ -58,7 +57,6 @@ class RpcEnd(Event, tag="rpc end", frozen=True, kw_only=True):
 
     @property
     def tensors(self) -> tuple[TensorInfo, ...]:
-        """Return the tensors of the request."""
         return request_tensors(self.exchange)
 
     @property
@@ -91,12 +89,7 @@ def payload_bytes(call: End) -> int:
 
 
 class OperationClass(msgspec.Struct, frozen=True, kw_only=True):
-    """What operations with equal ends share.
-
-    `mismatch` says why the ends do not fit together; None where they do. `role` is what torch makes it for, where no
-    program asked: "DDP sends rank 0's model". Of a point-to-point operation `sender`, `receiver` and `payload_bytes`
-    say from whom, to whom, how much.
-    """
+    """What operations with equal ends share: fields that `Operation` has, too, and tells of."""
 
     op: str
     group: Group

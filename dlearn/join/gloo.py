@@ -31,11 +31,7 @@ Rows = tuple[tuple[int, ...], ...]
 
 
 def schedule_of(calls: Sequence[Collective], ranks: int) -> Schedule:
-    """Return the schedule of one operation of `ranks` members.
-
-    `calls` are those of the members that are known, in the order of group ranks. One is enough, but for an all-to-all
-    of uneven sizes.
-    """
+    """Return the schedule by these `calls`, ordered by group rank; often one of them is enough."""
     call = calls[0]
     if any(tensor.sparse for each in calls for tensor in each.inputs):
         return _sparse(calls, ranks)
@@ -53,7 +49,6 @@ def schedule_of(calls: Sequence[Collective], ranks: int) -> Schedule:
 
 
 def unknown(kind: ReasonKind, *facts: Fact) -> Schedule:
-    """Return no schedule, and why."""
     return Schedule(unknown=Reason.of(kind, *facts))
 
 
@@ -107,10 +102,7 @@ def schedule(
     itemsizes: tuple[int, ...] = (),
     root: int | None = None,
 ) -> Schedule:
-    """Return the schedule of `op`.
-
-    `itemsizes` are the bytes of a number in each tensor. Only an all-to-all may have `sizes` of more than one row.
-    """
+    """Return the schedule of `op`; only an all-to-all may have `sizes` of more than one row."""
     if ranks == 1:
         return Schedule()
     if op in _ROOTED and (root is None or root >= ranks):
@@ -157,10 +149,7 @@ def _plan(op: str, ranks: int, sizes: Rows, itemsizes: tuple[int, ...], root: in
 
 
 def framed_bytes(payload: Mapping[Pair, int], count: Mapping[Pair, int]) -> Counter[Pair]:
-    """Return the bytes that each rank writes to each other: payload, and gloo's frames in both directions.
-
-    `payload` in bytes and `count` of messages are by (src, dst).
-    """
+    """Add gloo's frames, which go in both directions, to the payload of so many messages."""
     sizes = Counter(payload)
     for (src, dst), messages in count.items():
         sizes[src, dst] += 2 * FRAME_BYTES * messages

@@ -23,10 +23,7 @@ SEGMENT_BYTES = 1 << 20
 
 
 class Send(NamedTuple):
-    """One message of a schedule: bytes `offset : offset + length` of the operation's data, between group ranks.
-
-    The messages of one step may travel at the same time.
-    """
+    """`length` bytes from `offset` on, between group ranks; those of one step may go at once."""
 
     step: int
     src: int
@@ -99,8 +96,7 @@ def _segments(ranks: int, payload: int, itemsize: int) -> Segments:
 def _ring(ranks: int, payload: int, cut: Segments, *, first_chunk: int, first_step: int, steps: int) -> Iterator[Send]:
     """Yield a ring: in step i every rank sends the i-th segment from the beginning of its first chunk on.
 
-    This decides the direction of gloo's ring: to the left, rank r to rank r-1. `ring_all_gather`, of a
-    program's own all_gather, goes to the right.
+    This decides the direction of gloo's ring: to the left. (`ring_all_gather` goes to the right.)
     """
     for i in range(steps if payload else 0):
         for segment in range(i % cut.per_chunk, cut.filled, cut.per_chunk):
@@ -155,10 +151,7 @@ def tree_broadcast(ranks: int, payload: int, root: int) -> Iterator[Send]:
 
 
 def ring_all_gather(ranks: int, payload: int) -> Iterator[Send]:
-    """Yield each rank's block on its way round the ring to the RIGHT, in two halves, sent even if empty.
-
-    `payload` is one block.
-    """
+    """Yield each block (`payload`) round the ring to the RIGHT, in two halves, even empty ones."""
     if payload == 0:
         return
     halves = ((0, payload // 2), (payload // 2, payload - payload // 2))

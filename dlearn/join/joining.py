@@ -51,12 +51,9 @@ def _service_operations(trace: Selection) -> Iterator[tuple[OperationClass, End]
             members = (call.rank,) if host in (None, call.rank) else (call.rank, host)
             group = Group(source.name, source.name, members, default=False)
             like = OperationClass(
-                op=call.op,
-                group=group,
-                sender=call.rank,
-                receiver=host,
+                op=call.op, group=group, sender=call.rank, receiver=host,
                 payload_bytes=bytes_of(call.tensors),
-            )
+            )  # fmt: skip
             yield like, call
 
 

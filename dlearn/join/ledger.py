@@ -68,11 +68,6 @@ class Pair(WireBytes, frozen=True, kw_only=True):
     payload_bytes: int
     why: Why = ""
 
-    @property
-    def group_name(self) -> str:
-        """Return the name of its group, in a table."""
-        return self.group or "none known"
-
 
 class Written(NamedTuple):
     """Bytes that one rank writes to one connection: `predicted` on the wire, `observer` for the recorder itself."""
@@ -84,16 +79,14 @@ class Written(NamedTuple):
 
 
 class LedgerRow(NamedTuple):
-    """What `rank` writes for an operation, and for all that are like it; `unexplained` says why that is not known.
-
-    `kind` is that of a message of RPC: a request has a cell, and a reply.
-    """
+    """What `rank` writes for an operation, or all like it; `unexplained`: why that is not known."""
 
     rank: int
     group: str
     rows: tuple[Written, ...]
     unexplained: Reason | None
     kind: str = ""
+    """Of a message of RPC: a request has a row, and a reply."""
 
 
 @dataclass(frozen=True, eq=False)

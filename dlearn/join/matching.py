@@ -109,10 +109,7 @@ def join_groups(processes: Sequence[Process]) -> Groups:
 
 
 def _ranks_in_trace(absent: Iterable[int], processes: Sequence[Process]) -> dict[int, int]:
-    """Return the rank in the trace of each global rank, as its process says.
-
-    An absent one keeps its number, or gets the next free one.
-    """
+    """Map global ranks to the trace's; an absent one keeps its number, or gets a free one."""
     known: dict[int, int] = {}
     for process in processes:
         for fact in process.groups.values():

@@ -82,10 +82,7 @@ def _ranks(whole: Selection) -> Rows:
 
 @once
 def _agreements(whole: Selection) -> Rows:
-    """Return the edges where counters and predictions agree, around an operation or in all.
-
-    Asked of the whole trace: a selection has fewer samples.
-    """
+    """Return the edges where counters agree with predictions, around an operation or in all."""
     ledger = ledger_of(whole)
     entries, overall = ledger.entries, _exact_edges(ledger, ledger.whole)
     found = [np.empty(0, np.intp)]

@@ -40,10 +40,7 @@ class PairSum(NamedTuple):
 
 
 def messages_of(operation: Operation) -> list[Message]:
-    """Return the messages of one operation: its steps', else those of the backend's algorithm.
-
-    The list is empty where `why_unknown` has a reason.
-    """
+    """Return the messages of one operation; none where `why_unknown` has a reason."""
     if operation.is_call:
         return [*_of_call(operation)]
     if operation.refused:
@@ -54,10 +51,7 @@ def messages_of(operation: Operation) -> list[Message]:
 
 
 def columns_of_calls(asked: Operations) -> tuple[MessageColumns, list[Content]]:
-    """Return the messages of all calls of RPC and of services, and what they hold.
-
-    Calls of the same class differ in their times only, which the table of exchanges has.
-    """
+    """Return the messages of all calls and their contents; in a class only their times differ."""
     contents = {AS_ITS_OPERATION: 0}
     calls, events = np.flatnonzero(asked.is_call), asked.table.events
     likes = asked.table.like[asked.rows[calls]]
@@ -98,15 +92,10 @@ def _of_call(operation: Operation) -> Iterator[Message]:
     if src is None or dst is None or not isinstance(call, ServiceCall) or call.refused:
         return
     request = Message(
-        operation=operation,
-        op=operation.op,
-        src=src,
-        dst=dst,
-        payload_bytes=operation.payload_bytes,
-        how="observed",
-        sent_ns=call.start_ns,
+        operation=operation, op=operation.op, src=src, dst=dst,
+        payload_bytes=operation.payload_bytes, how="observed", sent_ns=call.start_ns,
         tensors=call.tensors,
-    )
+    )  # fmt: skip
     yield request
     if not (call.one_way or call.end_ns is None or call.failed):
         size, control = bytes_of(call.outputs), not call.outputs
@@ -182,18 +171,13 @@ def _sent(send: Operation, times: TransferTimes, places: np.ndarray) -> MessageC
         return np.broadcast_to(value, len(places))
 
     return MessageColumns(
-        operation=places,
-        src=each(send.sender),
-        dst=each(send.receiver),
-        payload_bytes=each(send.payload_bytes),
-        how=each(HOWS.index(_how(send))),
+        operation=places, src=each(send.sender), dst=each(send.receiver),
+        payload_bytes=each(send.payload_bytes), how=each(HOWS.index(_how(send))),
         sent_ns=times.starts_ns[:, 0] if first.op == "send" else each(NONE),
         received_ns=times.ends_ns[:, -1] if last.op == "recv" else each(NONE),
-        offset_bytes=each(offset),
-        whole_bytes=each(whole or send.payload_bytes),
-        step=each(step),
+        offset_bytes=each(offset), whole_bytes=each(whole or send.payload_bytes), step=each(step),
         content=each(0),
-    )
+    )  # fmt: skip
 
 
 def _why_alone(operation: Operation) -> Reason:
@@ -270,18 +254,13 @@ def _derived(one: Operation, times: TransferTimes, places: np.ndarray) -> Messag
     # Seen backwards in time, what is needed is what needs.
     received_from, sent_from = _latest(-step, dst, src, -begun)
     return MessageColumns(
-        operation=np.repeat(places, len(sends)),
-        src=each(members[src]),
-        dst=each(members[dst]),
-        payload_bytes=each(length),
-        how=each(HOWS.index(_how(one, schedule))),
+        operation=np.repeat(places, len(sends)), src=each(members[src]), dst=each(members[dst]),
+        payload_bytes=each(length), how=each(HOWS.index(_how(one, schedule))),
         sent_ns=each(moments(step, -sent_from, sent_until)),
         received_ns=each(moments(step + 1, -received_from, received_until)),
-        offset_bytes=each(offset),
-        whole_bytes=each(int((offset + length).max())),
-        step=each(step),
+        offset_bytes=each(offset), whole_bytes=each(int((offset + length).max())), step=each(step),
         content=each(0),
-    )
+    )  # fmt: skip
 
 
 def _latest(step: np.ndarray, src: np.ndarray, dst: np.ndarray, over: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -45,10 +45,7 @@ _EMPTY = {"RREF_BACKWARD_RESP", "RREF_ACK", "CLEANUP_AUTOGRAD_CONTEXT_RESP", "BA
 
 
 class EndTable(EventTable):
-    """The events of a job, and behind them the ends of each exchange, which no process recorded.
-
-    `recorded` are the former. `exchange` says which exchange each of the latter is an end of.
-    """
+    """A job's `recorded` events, and behind them ends that none recorded, of each `exchange`."""
 
     def __init__(self, exchanges: ExchangeTable, exchange: Rows) -> None:
         vars(self).update(vars(stacked([exchanges.events, _ends(exchanges, exchange)])))
@@ -66,10 +63,7 @@ class EndTable(EventTable):
         return both
 
     def times(self, rows: Rows, step: int, others: Sequence[Column]) -> Iterator[Column]:
-        """Return when the requests (step 0) or replies (1) of these ends were sent and received.
-
-        Of rows that are no ends of exchanges, it is the time in `others`.
-        """
+        """Return when requests (step 0) or replies (1) went and came; in other rows, `others`."""
         exchange = at_rows(self.exchange, np.maximum(rows - len(self.recorded), -1), -1)
         both = self.exchanges
         request, reply = (both.sent_ns, both.received_ns), (both.reply_sent_ns, both.reply_received_ns)
@@ -137,15 +131,9 @@ def _ends_like(exchanges: ExchangeTable, exchange: RpcExchange) -> tuple[RpcEnd,
     """Return the two ends of an exchange but for their numbers and times, which columns hold."""
     call, run = exchange.call, exchange.run
     callee = RpcEnd(
-        number=0,
-        start_ns=0,
-        rank=exchange.dst,
-        op=op_of(exchange),
-        exchanges=exchanges,
-        ended_by="log",
-        error=run.error if run is not None else "",
-        phase=phase_of(exchange),
-    )
+        number=0, start_ns=0, rank=exchange.dst, op=op_of(exchange), exchanges=exchanges,
+        ended_by="log", error=run.error if run is not None else "", phase=phase_of(exchange),
+    )  # fmt: skip
     if call is None:
         return replace(callee, rank=exchange.src, error=""), callee
     return replace(callee, rank=exchange.src, error=call.error, site=call.site), callee
@@ -162,10 +150,7 @@ def op_of(exchange: RpcExchange) -> str:
 
 
 def phase_of(exchange: RpcExchange) -> str:
-    """Return the phase of a training iteration: forward, backward, optimizer, cleanup; or setup.
-
-    In a context, all after its backward pass is the optimizer's phase.
-    """
+    """Return the phase of an iteration; in a context, the optimizer's is all after its backward."""
     call = exchange.call
     if exchange.kind == rpc.BACKWARD:
         return "backward"
@@ -192,20 +177,13 @@ def messages_of_exchange(operation: Operation, exchange: RpcExchange) -> Iterato
     call, reply, known_by = exchange.call, exchange.reply, exchange.known_by
     tensors, packed = request_tensors(exchange), _packed_request(exchange)
     request = Message(
-        operation=operation,
-        op=exchange.kind or UNKNOWN,
-        src=exchange.src,
-        dst=exchange.dst,
+        operation=operation, op=exchange.kind or UNKNOWN, src=exchange.src, dst=exchange.dst,
         payload_bytes=_payload(packed, tensors),
-        how="observed" if known_by == "python" else "inferred",
-        sent_ns=exchange.sent_ns,
-        received_ns=exchange.received_ns,
-        tensors=tensors,
-        packed_bytes=packed,
+        how="observed" if known_by == "python" else "inferred", sent_ns=exchange.sent_ns,
+        received_ns=exchange.received_ns, tensors=tensors, packed_bytes=packed,
         observer_bytes=call.observer_bytes if call is not None else 0,
-        control=call is None and exchange.kind not in (rpc.BACKWARD, rpc.FETCH),
-        known_by=known_by,
-    )
+        control=call is None and exchange.kind not in (rpc.BACKWARD, rpc.FETCH), known_by=known_by,
+    )  # fmt: skip
     yield request
     if exchange.reply_sent_ns is None and exchange.reply_received_ns is None:
         return
@@ -215,19 +193,12 @@ def messages_of_exchange(operation: Operation, exchange: RpcExchange) -> Iterato
     unseen &= call is None or call.function not in OPTIMIZER_STEPS
     says_nothing = not tensors and (reply is None or reply.pickled_bytes <= NONE_PICKLED)
     yield replace(
-        request,
-        op=kind_of_reply(exchange) or UNKNOWN,
-        src=exchange.dst,
-        dst=exchange.src,
-        payload_bytes=_payload(packed, tensors),
-        sent_ns=exchange.reply_sent_ns,
-        received_ns=exchange.reply_received_ns,
-        step=1,
-        tensors=tensors,
-        packed_bytes=packed,
+        request, op=kind_of_reply(exchange) or UNKNOWN, src=exchange.dst, dst=exchange.src,
+        payload_bytes=_payload(packed, tensors), sent_ns=exchange.reply_sent_ns,
+        received_ns=exchange.reply_received_ns, step=1, tensors=tensors, packed_bytes=packed,
         observer_bytes=reply.observer_bytes if reply is not None else 0,
         control=says_nothing and not unseen,
-    )
+    )  # fmt: skip
 
 
 def why_nothing_sent(exchange: RpcExchange) -> Reason | None:
@@ -305,10 +276,7 @@ EMPTY_TENSOR_BYTES = 9
 
 
 def wire_bytes(message: Message) -> int | None:
-    """Return the predicted bytes on the wire, without the recorder's; None: not known.
-
-    That is where C++ packs the payload, and of sparse tensors, which have a format of their own.
-    """
+    """Predict the bytes on the wire; None where C++ packs the payload, or of sparse tensors."""
     if message.packed_bytes is None or any(tensor.sparse for tensor in message.tensors):
         return None
     count = len(message.tensors)

@@ -41,7 +41,6 @@ class Selection:
 
     @property
     def rows(self) -> Events:
-        """Return the chosen events, as rows of the table."""
         assert isinstance(self.events, Events)
         return self.events
 
@@ -86,7 +85,6 @@ class Selection:
 
     @cached_property
     def answers(self) -> dict[str, Any]:
-        """Return the memory of `once`."""
         return {}
 
 
@@ -164,10 +162,7 @@ def _below(table: EventTable, enclosing: Mask) -> Mask:
 
 
 def begins_of_operations(table: EventTable, met: OperationTable, rpc: Rpc) -> Column:
-    """Return when the operation of each event began, in ns, else the event itself.
-
-    A step begins with its whole collective, an RPC's run and reply with the call.
-    """
+    """Return when each event's operation began, in ns: of steps the collective, of RPC the call."""
     begins = table.start_ns.copy()
     start_ns = np.where(met.outer >= 0, met.start_ns[met.outer], met.start_ns) if len(met) else met.start_ns
     begins[met.end_row] = np.repeat(start_ns, np.diff(met.first))

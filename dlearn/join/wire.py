@@ -132,21 +132,16 @@ def _meter(process: Process, samples: Sequence[Counters], far: dict[tuple[int, i
     return Meter(
         numbers=tuple(sample.number for sample in samples),
         times_ns=tuple(sample.start_ns for sample in samples),
-        still=tuple(sample.still for sample in samples),
-        totals=tuple(totals),
-        known_until=known_until,
-        received=tuple(received),
-        known_from=known_from,
-    )
+        still=tuple(sample.still for sample in samples), totals=tuple(totals),
+        known_until=known_until, received=tuple(received), known_from=known_from,
+    )  # fmt: skip
 
 
 def _far_ends(processes: Sequence[Process]) -> dict[tuple[int, int], int]:
-    """Return the rank at the other end of each socket, by rank and the socket's id.
-
-    A loopback address means another thing on each host.
-    """
+    """Return the rank at the other end of each socket, by rank and the socket's id."""
 
     def key(host: str, here: str, there: str) -> tuple[str, str, str]:
+        # A loopback address means another thing on each host.
         return (host if here.startswith(("127.", "::1 ")) else "", here, there)
 
     ends: dict[tuple[str, str, str], int] = {}

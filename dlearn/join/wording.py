@@ -74,7 +74,6 @@ class Reason(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, kind: ReasonKind, *facts: Fact) -> Reason:
-        """Return a reason of this kind, with its facts in the order of its sentence."""
         return cls(kind, facts)
 
     def __str__(self) -> str:
@@ -134,7 +133,6 @@ _ROLES = {
 
 
 def request_tensors(exchange: RpcExchange) -> tuple[TensorInfo, ...]:
-    """Return the tensors that the request carries."""
     if exchange.call is not None:
         return exchange.call.tensors
     if exchange.kind == BACKWARD and isinstance(exchange.cause, RpcWindow):
@@ -143,7 +141,6 @@ def request_tensors(exchange: RpcExchange) -> tuple[TensorInfo, ...]:
 
 
 def reply_tensors(exchange: RpcExchange) -> tuple[TensorInfo, ...]:
-    """Return the tensors that the reply carries."""
     answer = answer_of(exchange)
     return answer.tensors if answer is not None else ()
 

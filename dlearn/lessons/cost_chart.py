@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from statistics import quantiles
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter
 
@@ -28,9 +29,6 @@ from dlearn.lessons.trees_and_rings import (
     medians_of,
 )
 from dlearn.shown import size_text, time_text
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 _HEIGHT_IN = 4.6
 _AROUND = 300.0

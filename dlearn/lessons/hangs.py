@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 
 import torch
@@ -49,6 +50,28 @@ def uneven_batches() -> None:
     batches = 3 if dist.get_rank() == 0 else 2
     for _ in range(batches):
         loss = model(torch.randn(8, 64)).sum()
+        loss.backward()
+
+
+def module_called() -> float:
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Linear(8, 1))
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        sgd.zero_grad()
+        inputs = torch.full((4, 8), dist.get_rank() + 1.0)
+        model.module(inputs).sum().backward()  # model(inputs) would sum the gradients
+        sgd.step()
+    return float(model.module.weight.sum())
+
+
+def one_rank_ahead() -> None:
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Linear(8, 1))
+    for step in range(4):
+        loss = model(torch.randn(4, 8)).sum()
+        if dist.get_rank() == 1 and step == 1:
+            continue  # its loss was not finite
         loss.backward()
 
 
@@ -112,6 +135,37 @@ def send_send_cycle() -> None:
     mine, theirs = torch.tensor([float(rank)]), torch.zeros(1)
     dist.send(mine, dst=(rank + 1) % ranks)
     dist.recv(theirs, src=(rank - 1) % ranks)
+
+
+def other_tags() -> None:
+    number = torch.ones(1)
+    if dist.get_rank() == 0:
+        dist.send(number, dst=1, tag=1)
+    else:
+        dist.recv(number, src=0, tag=2)
+
+
+def two_threads() -> tuple[float, float]:
+    """Add up weights on a thread of their own, and the loss on the program's: on rank 1 the thread is first."""
+    loss, weights = torch.tensor([1.0]), torch.tensor([10.0])
+
+    def save() -> None:
+        dist.all_reduce(weights)
+
+    saver = threading.Thread(target=save)
+    if dist.get_rank() == 1:
+        saver.start()
+        saver.join()
+    dist.all_reduce(loss)
+    if dist.get_rank() == 0:
+        saver.start()
+        saver.join()
+    return loss.item(), weights.item()  # 2 and 20, if it were right
+
+
+def group_of_one_rank() -> None:
+    if dist.get_rank() == 0:
+        dist.new_group([0, 1])  # all ranks have to call it
 
 
 def wrong_group() -> None:

@@ -14,11 +14,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from dlearn.cluster import Cluster
 from dlearn.cluster.run import Run
 from dlearn.diagnosis.hang_detection import hangs
+from dlearn.diagnosis.meetings import meetings
 from dlearn.diagnosis.post_mortem import story
 from dlearn.events.site import file_label
 from dlearn.lessons import hangs as halls
@@ -101,104 +102,118 @@ One run of 300 had begun the next all-reduce, too, which waited behind it."""
 
 EXHIBITS = (
     Exhibit(
-        halls.unused_parameter,
-        "in its third step, rank 1 leaves a layer out",
+        halls.unused_parameter, "in its third step, rank 1 leaves a layer out",
         "rank 0 waits for rank 1 in all_reduce #11 (bucket 1: b.bias, b.weight; <loss.backward()>); rank 1 never"
         " produced the gradients of b.bias, b.weight in backward pass 3, it has returned from its function; behind it"
         " waits all_reduce #12",
     ),
     Exhibit(
-        halls.uneven_batches,
-        "rank 0 has one batch more",
+        halls.uneven_batches, "rank 0 has one batch more",
         "rank 0 waits for rank 1 in all_reduce #10 (bucket 0: c.bias, c.weight; <loss.backward()>); rank 1 never began"
         " backward pass 3, it has returned from its function; behind it wait all_reduce #11 and all_reduce #12",
     ),
     Exhibit(
-        halls.skipped_all_reduce,
-        "a collective inside `if rank == 0`",
+        halls.module_called, "the model is called past DDP",
+        "3 steps of optimizer 0 (SGD) used gradients that no rank reduced: DDP's forward was never called"
+        " (`ddp.module(...)`, <model.module(inputs)>)",
+        ends="wrong",
+    ),
+    Exhibit(
+        halls.one_rank_ahead, "rank 1 leaves one backward pass out, and goes on",
+        "rank 0 waits for rank 1 in all_reduce #9 (bucket 0: bias, weight; <loss.backward()>); rank 1 never began"
+        " backward pass 4, it has returned from its function; from all_reduce #7 on, rank 1 was 1 forward pass ahead:"
+        " it skipped backward after forward pass 2 (<loss = model>); 2 all-reduces before this one mixed different"
+        " passes",
+    ),
+    Exhibit(
+        halls.skipped_all_reduce, "a collective inside `if rank == 0`",
         "rank 0 waits for rank 1 in all_reduce #2 (<dist.all_reduce(loss)  # in>); rank 1 never called it,"
         " it has returned from its function",
     ),
     Exhibit(
-        halls.all_reduce_against_broadcast,
-        "one rank broadcasts, the other all-reduces",
+        halls.all_reduce_against_broadcast, "one rank broadcasts, the other all-reduces",
         "rank 0 and rank 1 wait in broadcast #1 (<dist.broadcast>); the ranks called different operations: broadcast,"
         " all_reduce; rank 0 called broadcast at <dist.broadcast>, rank 1 all_reduce at <dist.all_reduce>",
     ),
     Exhibit(
-        halls.swapped_of_equal_shape,
-        "two all-reduces in another order",
+        halls.swapped_of_equal_shape, "two all-reduces in another order",
         "Observed: rank 0 called all_reduce #1 at <dist.all_reduce(loss)  # first>, rank 1 at"
         " <dist.all_reduce(accuracy)  # first>; if these were not to meet, its result is wrong",
         ends="wrong",
     ),
     Exhibit(
-        halls.swapped_of_different_shape,
-        "the same, and one is larger",
+        halls.swapped_of_different_shape, "the same, and one is larger",
         "rank 0 and rank 1 wait in all_reduce #1 (<dist.all_reduce(loss)  # first>); the ranks called it with different"
         " sizes: 4 B on rank 0, 4,096 B on rank 1; rank 0 called all_reduce at <dist.all_reduce(loss)  # first>,"
         " rank 1 at <dist.all_reduce(gradient)  # first>",
         ends="dies",
     ),
     Exhibit(
-        halls.different_dtype,
-        "float32 on one rank, int32 on the other",
+        halls.different_dtype, "float32 on one rank, int32 on the other",
         "Observed: all_reduce #1 went through, and the ranks called it with different dtypes: float32 on rank 0,"
         " int32 on rank 1: its results mean nothing",
         ends="wrong",
     ),
     Exhibit(
-        halls.double_all_reduce,
-        "the gradients are summed twice",
+        halls.double_all_reduce, "the gradients are summed twice",
         "Observed: all_reduce #2 (<# a library>): rank 0, rank 1 and rank 2 gave the same data, as if these had been"
         " summed before; then they are now 3 times too large",
         ends="wrong",
         ranks=3,
     ),
     Exhibit(
-        halls.recv_without_send,
-        "a recv that nobody sends to",
+        halls.recv_without_send, "a recv that nobody sends to",
         "rank 1 waits for rank 0 in recv #1 (<dist.recv>); rank 0 never sent it, it has returned from its function",
     ),
     Exhibit(
-        halls.send_send_cycle,
-        "each rank sends first",
+        halls.send_send_cycle, "each rank sends first",
         "rank 0, rank 1 and rank 2 wait in a circle: rank 0 for rank 1 in send #1 (<dist.send>), rank 1 for rank 2 in"
         " send #1 (<dist.send>), rank 2 for rank 0 in send #1 (<dist.send>)",
         ranks=3,
     ),
     Exhibit(
-        halls.wrong_group,
-        "one forgets `group=`",
+        halls.other_tags, "a message with a tag that nobody waits for",
+        "rank 0 and rank 1 wait for each other: rank 0 in send #1 (<dist.send>), rank 1 in recv #1 (<dist.recv>);"
+        " rank 0 sends with tag 1, rank 1 waits for tag 2",
+    ),
+    Exhibit(
+        halls.two_threads, "a thread saves the weights while the training goes on",
+        "Observed: rank 0 called all_reduce #1 at <dist.all_reduce(loss)>, rank 1 at <dist.all_reduce(weights)>; rank 0"
+        " called it on the program's own thread, rank 1 on thread Thread-1 (save); if these were not to meet, its"
+        " result is wrong",
+        ends="wrong",
+    ),
+    Exhibit(
+        halls.group_of_one_rank, "one rank makes a group that all have to make",
+        "rank 0 waits in new_group (<dist.new_group>) for rank 1, which has returned from its function",
+    ),
+    Exhibit(
+        halls.wrong_group, "one forgets `group=`",
         "rank 0 waits for rank 1 in all_reduce #1 of the group of rank 0 and rank 1 (<group=pair>); rank 1 never called"
         " it, it is in all_reduce #1 of the default group (<dist.all_reduce(number)>)",
         ranks=3,
     ),
     Exhibit(
-        halls.dead_rank,
-        "a rank is killed",
+        halls.dead_rank, "a rank is killed",
         "rank 0 waits for rank 1 in all_reduce #2 (<dist.all_reduce(number)  # the>); rank 1 never called it,"
         " it was killed by SIGKILL",
         ends="dies",
     ),
     Exhibit(
-        halls.rank_asleep,
-        "a rank does something else",
+        halls.rank_asleep, "a rank does something else",
         "rank 0 waits for rank 1 in all_reduce #1 (<dist.all_reduce>); rank 1 never called it, it is at <time.sleep>",
     ),
     Exhibit(
-        halls.powersgd_with_two_buckets,
-        "a communication hook on gloo's threads",
+        halls.powersgd_with_two_buckets, "a communication hook on gloo's threads",
         (*_OUT_OF_ORDER, *_NO_THREAD_LEFT),
     ),
     Exhibit(
-        halls.rpc_cycle,
-        "calls that call back, deeper than there are threads",
+        halls.rpc_cycle, "calls that call back, deeper than there are threads",
         "worker0 waits for worker1 in rpc_sync ping_pong() (*); worker1 has it and has not begun: 8 of its threads are"
         " taken (8 x ping_pong), and each waits for a call that it made itself",
         rpc=True,
     ),
-)
+)  # fmt: skip
 
 
 def exhibit(name: str) -> Exhibit:
@@ -250,12 +265,15 @@ def _visit(shown: Exhibit, timeout: float) -> Visit:
         run = cluster.run({0: shown.job} if shown.rpc else shown.job, timeout=timeout, check=False)
     ended_ns = time.monotonic_ns()
     trace = Trace.load(run.folder / "trace")
-    stuck = hangs(trace)
     hung = shown.ends == "hangs" and not any(process.exit_status for process in trace.processes)
     printed_ns = stamped.printed_ns if hung else ended_ns
     seconds = None
+    stuck: list[tuple[Sequence[Any], Sequence[int]]] = []
+    stuck += [(hang.operation.ends, hang.waiting) for hang in hangs(trace)]
+    stuck += [(meeting.calls, meeting.inside) for meeting in meetings(trace)]
     if stuck and printed_ns is not None:
-        begun_ns = max(end.start_ns for end in stuck[0].operation.ends if end.rank in stuck[0].waiting)
+        calls, waiting = stuck[0]
+        begun_ns = max(call.start_ns for call in calls if call.rank in waiting)
         seconds = (printed_ns - begun_ns) / 1e9
     live = tuple(sentence for output in run.output.values() for sentence in _LIVE.findall(output))
     error = run.error.what if run.error is not None else ""

@@ -240,24 +240,17 @@ def serve(updates: int) -> Outcome:
     """Run the server's side."""
     numbers, workers = first_numbers(), dist.get_world_size() - 1
     log: list[Update] = []
-    versions = _versions_to_hand_out(updates, log)
     for worker in range(1, workers + 1):
-        _hand_out(numbers, next(versions), worker)
+        _hand_out(numbers, 0 if worker <= updates else STOP, worker)
     for version in range(updates):
         note = torch.empty(P + 2, dtype=torch.float64)
         with span("gradients"):
             worker = dist.recv(note)  # from any source
         numbers -= LR / workers * note[:P]
         log.append(heard(worker, note, version))
-        _hand_out(numbers, next(versions), worker)
+        wanted = workers + version < updates  # another gradient, of these parameters
+        _hand_out(numbers, version + 1 if wanted else STOP, worker)
     return Outcome(tuple(log), numbers)
-
-
-def _versions_to_hand_out(updates: int, log: list[Update]) -> Iterator[int]:
-    """Yield a version for each gradient that is wanted, then STOP for each worker."""
-    for _ in range(updates):
-        yield len(log)
-    yield from itertools.repeat(STOP)
 
 
 def _hand_out(numbers: Tensor, version: int, worker: int) -> None:

@@ -19,6 +19,7 @@ import msgspec
 from dlearn.events import event as seen
 from dlearn.events.event import Collective, PointToPoint, RpcCall, Span
 from dlearn.events.job_facts import AnyLine
+from dlearn.events.rendezvous import Rendezvous
 from dlearn.events.short_lines import COMMON, layout
 
 WINDOW_BYTES = 16_000  # Of what is new, so much at the end is read line by line.
@@ -28,9 +29,7 @@ WAITED = "░"  # A second in which a rank was seen waiting for a late one.
 _NS = 1_000_000_000
 _LONG_LINE = re.compile(rb"^\{.*$", re.MULTILINE)
 _SHORT_END = re.compile(rb"^\[(\d+),\d+,\d+\]$", re.MULTILINE)
-
-
-Call = Collective | PointToPoint | RpcCall
+Call = Collective | PointToPoint | RpcCall | Rendezvous
 decode = msgspec.json.Decoder(AnyLine).decode
 
 
@@ -157,7 +156,7 @@ class Follower:
         if not self.open:
             self._inside_since_ns = call.start_ns
         self.open[call.number] = call
-        if call.op != "recv":
+        if call.op != "recv" and not isinstance(call, Rendezvous):
             given = call.inputs if isinstance(call, Collective) else call.tensors
             self._second(call.start_ns).given_bytes += sum(tensor.payload_bytes for tensor in given)
         self.begun_ns = self.begun_ns or call.start_ns

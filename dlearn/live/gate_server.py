@@ -65,8 +65,8 @@ class Passed:
     beside: frozenset[tuple[Name, int]] = frozenset()
 
 
-Schedule = Sequence[Passed]
-Hold = bool | Callable[[PausedCall], object] | Schedule  # Everything, what it says, or in this order.
+Hold = bool | Callable[[PausedCall], object] | Sequence[Passed]
+"""Everything, what it says of a call, or a schedule: in this order."""
 
 
 def check_hold(hold: object, names: Sequence[Name]) -> None:

@@ -16,9 +16,11 @@ from typing import Any
 
 from dlearn.diagnosis.hang_detection import Hang, hangs, last_seen
 from dlearn.diagnosis.hang_report import report
+from dlearn.diagnosis.meeting_report import meeting_report
 from dlearn.errors import TraceError
 from dlearn.events.event import Collective, RpcCall
 from dlearn.events.printable import printable
+from dlearn.events.rendezvous import Rendezvous
 from dlearn.live.follower import Call, Follower
 from dlearn.shown import Table, in_a_notebook, size_text
 from dlearn.trace import Trace
@@ -157,7 +159,9 @@ class LiveRows:
         known = last_seen(trace)
         unseen = [rank for rank in self._files.values() if rank.rank not in known]
         doing = {rank.rank: "computes" for rank in unseen if not rank.open}
-        return "\n".join(reported.sentence for reported in report(stuck, trace, doing))
+        sentences = [reported.sentence for reported in report(stuck, trace, doing)]
+        sentences += [sentence for _, sentence in meeting_report(trace, stuck, doing)]
+        return "\n".join(sentences)
 
 
 def waits_for_a_call(hang: Hang) -> bool:
@@ -170,6 +174,8 @@ def _what(call: Call) -> str:
     """Return "all_reduce #12, bucket 1"."""
     if isinstance(call, RpcCall):
         return f"{call.op} {call.function}()"
+    if isinstance(call, Rendezvous):
+        return call.op
     index = call.bucket_index if isinstance(call, Collective) else None
     bucket = f", bucket {index}" if index is not None else ""
     return f"{call.op} #{call.seq}{bucket}"

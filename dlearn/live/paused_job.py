@@ -155,13 +155,9 @@ class PausedJob:
         return self.gate_server.let_through(partial(_first, rank=rank))
 
     def run_until(
-        self,
-        *,
-        op: str | None = None,
-        rank: Name | None = None,
-        span: str | None = None,
+        self, *, op: str | None = None, rank: Name | None = None, span: str | None = None,
         patience: float | None = None,
-    ) -> PausedCall | None:
+    ) -> PausedCall | None:  # fmt: skip
         """Let all calls through up to the first of this op and rank, in this span, and return it: it waits then.
 
         None if there was none; `patience` and errors as for `step`.

@@ -107,14 +107,11 @@ class Forwarded(Result, frozen=True, kw_only=True):
 
 def carried(network: str, links: Mapping[str, Link], pids: Sequence[int], counts: dict[str, Any]) -> Forwarded:
     """Return the switch's own counts as an answer. `pids` are the ranks' processes."""
-    ports = []
-    for (name, link), port in zip(links.items(), counts.pop("ports"), strict=True):
-        ports.append(CarriedPort(name=name, asked=link, **port))
+    forwarded = zip(links.items(), counts.pop("ports"), strict=True)
+    ports = [CarriedPort(name=name, asked=link, **port) for (name, link), port in forwarded]
     pairs = tuple(starmap(CarriedPair, counts.pop("pairs")))
-    stragglers = []
-    for pid, *times in counts.pop("stragglers"):
-        if pid in pids:
-            stragglers.append(CarriedRank(pids.index(pid), *times))
+    slowed = counts.pop("stragglers")
+    stragglers = [CarriedRank(pids.index(pid), *times) for pid, *times in slowed if pid in pids]
     return Forwarded(network=network, ports=tuple(ports), pairs=pairs, stragglers=tuple(stragglers), **counts)
 
 

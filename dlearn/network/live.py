@@ -19,8 +19,7 @@ from dlearn.network import switch
 from dlearn.network.forwarded import Forwarded, carried
 from dlearn.network.plan import Network
 
-END_SECONDS = 5.0
-"""How long a switch may take to end when its connection is closed."""
+END_SECONDS = 5.0  # How long a switch may take to end when its connection is closed.
 ANSWER_SECONDS = 10.0
 MOST_FACTOR = 100
 
@@ -147,10 +146,7 @@ class LiveNetwork:
         self._before = self._sent_so_far()
 
     def sent(self) -> list[dict[int, tuple[int, int]]]:
-        """Return for each rank the bytes that it has sent to each other since `begin`.
-
-        They are TCP's payload, and what of it was sent again.
-        """
+        """Return what each rank sent to each other since `begin`: TCP's payload, and what again."""
         sent: list[dict[int, tuple[int, int]]] = [{} for _ in self._names]
         for (source, target), (payload, again) in self._sent_so_far().items():
             payload_before, again_before = self._before.get((source, target), (0, 0))

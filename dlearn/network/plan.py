@@ -11,8 +11,7 @@ from itertools import accumulate
 from dlearn.errors import SetupError
 from dlearn.network.link import Link
 
-PACKET_SECONDS = 0.001
-"""A packet is what the slowest link carries in this time: the switch has some 1,000 a second."""
+PACKET_SECONDS = 0.001  # A packet is what the slowest link carries in it: some 1,000 a second.
 SMALLEST_PACKET, LARGEST_PACKET = 3000, 65_000
 QUEUE_PACKETS, WINDOW_PACKETS = 64, 48
 """The room of a queue without a stated size, at least; and what TCP may have on its way."""
@@ -31,19 +30,12 @@ class Network:
     """
 
     def __init__(
-        self,
-        *,
-        rate: float | str | None = None,
-        latency: float | str = 0.0,
-        jitter: float | str = 0.0,
-        loss: float | str = 0.0,
-        queue: float | str | None = None,
-    ) -> None:
+        self, *, rate: float | str | None = None, latency: float | str = 0.0,
+        jitter: float | str = 0.0, loss: float | str = 0.0, queue: float | str | None = None,
+    ) -> None:  # fmt: skip
         link = Link(rate, latency, jitter, loss, queue)  # type: ignore[arg-type]
-        self.rank_links: tuple[Link, ...] = (link,)
-        """One for each rank, or one for all."""
-        self.sizes: tuple[int, ...] = ()
-        """How many ranks each rack has."""
+        self.rank_links: tuple[Link, ...] = (link,)  # One for each rank, or one for all.
+        self.sizes: tuple[int, ...] = ()  # How many ranks each rack has.
         self.between: Link | None = None
 
     @classmethod
@@ -88,7 +80,6 @@ class Network:
 
     @property
     def packet_bytes(self) -> int:
-        """Return the size of the largest packet."""
         rates = [link.rate for link in self._links() if link.rate is not None]
         return round(min(LARGEST_PACKET, max(SMALLEST_PACKET, min(rates, default=1e10) / 8 * PACKET_SECONDS)))
 

@@ -30,17 +30,13 @@ READ_AT_ONCE = 16
 SLICE_SECONDS = BREATHLESS = 0.05
 """A slice of time; in one with less waiting than this share the switch carries what it can."""
 RECENT = 2000
-LEAST_SECONDS = 0.01
-"""A port that was full for less says nothing about its rate."""
+LEAST_SECONDS = 0.01  # A port that was full for less says nothing about its rate.
 MOST_RANKS = 64
 _TCP, _IPV4 = 6, 4
 _PR_SET_TIMERSLACK = 29
-_SHORTEST = 20
-"""Bytes of the head of IPv4, and of TCP's."""
-_HEAD = struct.Struct("!HHI")
-"""Of TCP: ports, sequence number."""
-PACE_SECONDS = 0.002
-"""How often the switch looks at a rank whose computing it slows, and the least time for which it stops one."""
+_SHORTEST = 20  # Bytes of the head of IPv4, and of TCP's.
+_HEAD = struct.Struct("!HHI")  # Of TCP: ports, sequence number.
+PACE_SECONDS = 0.002  # Between looks at a rank that is slowed; the least time it is stopped for.
 
 clock = time.monotonic
 
@@ -65,14 +61,11 @@ class Port:
     def counts(self) -> dict[str, float | None]:
         """Return what the port has forwarded. `rate`, in bit/s, is that of packets right behind another."""
         full = self.full_seconds > LEAST_SECONDS
-        return {
+        counts = {name: getattr(self, name) for name in ("packets", "bytes", "dropped", "lost")}
+        return counts | {
             "rate": self.full_bytes * 8 / self.full_seconds if full else None,
             "late": self.late / max(1, self.packets),
             "deepest": round(self.deepest / self.pace) if self.pace else 0,
-            "packets": self.packets,
-            "bytes": self.bytes,
-            "dropped": self.dropped,
-            "lost": self.lost,
         }
 
 

@@ -14,15 +14,12 @@ from dlearn.events.printable import printable
 from dlearn.join.autograd_graph import AutogradGraph
 from dlearn.shown import RankNames
 
-MOST_NAMES = 8
-"""Of more ranks each is its number alone, if it has no name of its own."""
-MIDDLE = -1
-"""The receiver, on the stage of a paused job, of what goes to all ranks."""
+MOST_NAMES = 8  # Of more ranks each is its number alone, if it has no name of its own.
+MIDDLE = -1  # The receiver, on the stage of a paused job, of what goes to all ranks.
 _OWN_COLORS = {"gradient": GRADIENT, "work": WORK, "node": NODE}
 """Of steps that are no message: a gradient that is ready, work of a rank, a node that runs."""
 
-Pair = tuple[int, int]
-"""The lanes of sender and receiver."""
+Pair = tuple[int, int]  # The lanes of sender and receiver.
 
 
 def player_facts(walk: Walkthrough) -> dict[str, Any]:

@@ -94,10 +94,8 @@ def frame(kind: str, name: str, title: str, body: str, data: str) -> str:
 
 
 def _style() -> str:
-    """Return the colours and dashes of the other pictures, and player.css.
-
-    JupyterLab says whether it is dark; elsewhere the browser does.
-    """
+    """Return the colours and dashes of the other pictures, and player.css."""
+    # JupyterLab says whether it is dark; elsewhere the browser does.
     light, dark = _variables(LIGHT), _variables(DARK)
     night = "@media(prefers-color-scheme:dark)"
     lines = [

@@ -127,12 +127,9 @@ def player_widget(name: str) -> Any:
 
 
 def player(
-    trace: Trace,
-    *,
-    messages: Sequence[Message] | None = None,
-    title: str | None = None,
+    trace: Trace, *, messages: Sequence[Message] | None = None, title: str | None = None,
     tags: Mapping[int, str] | None = None,
-) -> Player:
+) -> Player:  # fmt: skip
     """Step through who sends what to whom, and what ranks do and hold in between: all of the trace, or these messages.
 
     It plays whatever the trace has: sends, collectives with the pieces of their data, the buckets of DDP, calls by RPC

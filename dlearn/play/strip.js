@@ -73,6 +73,12 @@ function sharp(canvas, height) {
   return { ink, width };
 }
 
+function paint(ink, color, box, alpha = 1) {
+  Object.assign(ink, { fillStyle: color, globalAlpha: alpha });
+  ink.fillRect(...box);
+  ink.globalAlpha = 1;
+}
+
 // The calls of one rank between two heights; `x` says where a time stands.
 function drawLane(ink, data, lane, window, [top, bottom], width, colors) {
   const [begin, end] = inView(data, lane, window);
@@ -88,12 +94,10 @@ function drawLane(ink, data, lane, window, [top, bottom], width, colors) {
     const y = top + (flat ? 0 : high * data.row[i]);
     const stuck = data.took[i] === STUCK;
     const [from, tall] = [stuck ? left : middle, flat ? high - 1 : high - 2];
-    ink.fillStyle = color;
-    ink.globalAlpha = 0.45;
-    if (stuck) drawStuck(ink, color, colors.missing, [left, y + 1, right - left, tall]);
-    else ink.fillRect(left, y + 0.35 * high, middle - left, 0.3 * high);
-    ink.globalAlpha = 1;
-    if (!stuck) ink.fillRect(middle, y + 1, Math.max(1, right - middle), tall);
+    const whole = [left, y + 1, right - left, tall];
+    paint(ink, color, stuck ? whole : [left, y + 0.35 * high, middle - left, 0.3 * high], 0.45);
+    if (stuck) drawStuck(ink, color, colors.missing, whole);
+    else paint(ink, color, [middle, y + 1, Math.max(1, right - middle), tall]);
     if (high > 12 && right - from > 6.5 * mark.length + 6) {
       const fillStyle = stuck ? colors.ink : data.inks[color];
       Object.assign(ink, { fillStyle, strokeStyle: colors.paper, lineWidth: 3 });
@@ -103,17 +107,13 @@ function drawLane(ink, data, lane, window, [top, bottom], width, colors) {
   }
 }
 
-// A call that waits for ever: hatched, as all that waits, with a red end.
+// On a call that waits for ever: hatches, as on all that waits, and a red end.
 function drawStuck(ink, color, red, [left, top, wide, high]) {
   const tile = Object.assign(document.createElement("canvas"), { width: 6, height: 6 });
   const pen = Object.assign(tile.getContext("2d"), { strokeStyle: color });
   pen.stroke(new Path2D("M-1 1 1-1M0 6 6 0M5 7 7 5"));
-  ink.fillRect(left, top, wide, high);
-  ink.globalAlpha = 1;
-  ink.fillStyle = ink.createPattern(tile, "repeat");
-  ink.fillRect(left, top, wide, high);
-  ink.fillStyle = red;
-  ink.fillRect(left + wide - 4, top, 4, high);
+  paint(ink, ink.createPattern(tile, "repeat"), [left, top, wide, high]);
+  paint(ink, red, [left + wide - 4, top, 4, high]);
 }
 
 // For each pixel the share of its time in calls, a colour for each operation and paler while it waits.
@@ -140,12 +140,9 @@ function drawShares(ink, data, [begin, end], x, [top, bottom], width) {
     for (const [values, color, alpha] of bars) {
       if (!values[column]) continue;
       const high = ((bottom - top) * values[column]) / whole;
-      ink.globalAlpha = alpha;
-      ink.fillStyle = color;
-      ink.fillRect(column, (y -= high), 1, high);
+      paint(ink, color, [column, (y -= high), 1, high], alpha);
     }
   }
-  ink.globalAlpha = 1;
 }
 
 function drawTraffic(canvas, data, pairs, colors) {
@@ -158,9 +155,8 @@ function drawTraffic(canvas, data, pairs, colors) {
   ink.strokeRect(0.5, 0.5, side + 1, side + 1);
   for (const [pair, bytes] of pairs) {
     const [src, dst] = [Math.floor(pair / data.lanes.length), pair % data.lanes.length];
-    ink.globalAlpha = 0.25 + (0.75 * bytes) / most;
-    ink.fillStyle = colors.ink;
-    ink.fillRect(1 + cell * dst, 1 + cell * src, cell - 1, cell - 1);
+    const box = [1 + cell * dst, 1 + cell * src, cell - 1, cell - 1];
+    paint(ink, colors.ink, box, 0.25 + (0.75 * bytes) / most);
   }
 }
 
@@ -218,25 +214,22 @@ function mountStrip(root, data) {
     const { ink, width } = sharp(overview, high * data.lanes.length + 2);
     const scale = (width - MARGIN_PX) / data.length;
     for (const [lane, from, to, shade] of data.heat) {
-      ink.globalAlpha = 0.12 + (0.88 * Math.max(0, shade)) / 255;
-      ink.fillStyle = colors.ink;
       const wide = Math.max(1, (to - from) * scale - 0.5);
       const box = [MARGIN_PX + from * scale, lane * high + 1, wide, high - 1];
+      paint(ink, colors.ink, box, 0.12 + (0.88 * Math.max(0, shade)) / 255);
       if (shade < 0) drawStuck(ink, colors.faint, colors.missing, box);
-      else ink.fillRect(...box);
     }
-    ink.globalAlpha = 1;
     for (const lane of data.heat.length ? [] : data.lanes.keys()) {
       drawLane(ink, data, lane, whole, [lane * high + 1, (lane + 1) * high], width, colors);
     }
-    ink.fillStyle = colors.missing;
     for (const operation of data.never) {
       const left = MARGIN_PX + data.begins[operation] * scale;
       const wide = Math.max(2, (data.ends[operation] - data.begins[operation]) * scale);
-      for (const lane of kindOf(data, operation).absent) ink.fillRect(left, lane * high + 1, wide, high - 1);
+      for (const lane of kindOf(data, operation).absent) {
+        paint(ink, colors.missing, [left, lane * high + 1, wide, high - 1]);
+      }
     }
-    ink.strokeStyle = colors.ink;
-    ink.lineWidth = 2;
+    Object.assign(ink, { strokeStyle: colors.ink, lineWidth: 2 });
     const wide = Math.max(3, (window[1] - window[0]) * scale - 1);
     ink.strokeRect(MARGIN_PX + window[0] * scale, 1, wide, high * data.lanes.length);
   }
@@ -246,10 +239,7 @@ function mountStrip(root, data) {
     const x = (at) => MARGIN_PX + ((at - window[0]) * (width - MARGIN_PX)) / (window[1] - window[0]);
     data.lanes.forEach((name, lane) => {
       const top = topOf(lane);
-      ink.globalAlpha = 0.25;
-      ink.fillStyle = colors.faint;
-      ink.fillRect(MARGIN_PX, top + 1, width, 1);
-      ink.globalAlpha = 1;
+      paint(ink, colors.faint, [MARGIN_PX, top + 1, width, 1], 0.25);
       ink.fillStyle = colors.ink;
       if (laneHigh > 10 || lane % 8 === 0) ink.fillText(name, 0, top + laneHigh / 2 + 4, MARGIN_PX - 8);
       drawLane(ink, data, lane, window, [top + 1, top + laneHigh], width, colors);
@@ -270,8 +260,7 @@ function mountStrip(root, data) {
 
   // In the lane of each rank that never came to an operation, an empty place for as long as the others are in it.
   function drawNever(ink, x, width) {
-    ink.strokeStyle = ink.fillStyle = colors.missing;
-    ink.lineWidth = flat ? 1 : 2;
+    Object.assign(ink, { strokeStyle: colors.missing, lineWidth: flat ? 1 : 2 });
     const labelled = new Set(); // once in each row
     for (const operation of data.never) {
       if (data.begins[operation] > window[1] || data.ends[operation] < window[0]) continue;
@@ -280,10 +269,9 @@ function mountStrip(root, data) {
       const [other] = callsOf(operation);
       for (const lane of kindOf(data, operation).absent) {
         const top = barTop(lane, other.i);
-        ink.strokeRect(left, top + 1, wide, barHigh - 2);
-        ink.globalAlpha = 0.15;
-        ink.fillRect(left, top + 1, wide, barHigh - 2);
-        ink.globalAlpha = 1;
+        const box = [left, top + 1, wide, barHigh - 2];
+        ink.strokeRect(...box);
+        paint(ink, colors.missing, box, 0.15);
         const hasRoom = barHigh > 12 && wide > 90 && !labelled.has(top);
         if (hasRoom) ink.fillText("✖ never came", left + 6, top + barHigh / 2 + 4);
         labelled.add(top);
@@ -295,8 +283,8 @@ function mountStrip(root, data) {
   function drawArrows(ink, calls, x) {
     const of = new Map(calls.map(({ i, lane }) => [lane, i]));
     const { pairs } = kindOf(data, data.operation[chosen]);
-    ink.fillStyle = colors.ink;
-    ink.globalAlpha = Math.max(0.15, Math.min(1, 24 / pairs.length)); // Many together are a shade.
+    const globalAlpha = Math.max(0.15, Math.min(1, 24 / pairs.length)); // Many are a shade.
+    Object.assign(ink, { fillStyle: colors.ink, globalAlpha });
     for (const [src, dst, , , how] of pairs) {
       if (src === dst || !of.has(src) || !of.has(dst)) continue;
       const [sent, got] = [of.get(src), of.get(dst)];
@@ -324,8 +312,7 @@ function mountStrip(root, data) {
   // All ranks of the chosen operation in a frame, and where the last of them came.
   function drawChosen(ink, x) {
     const calls = callsOf(data.operation[chosen]);
-    ink.strokeStyle = colors.ink;
-    ink.lineWidth = flat ? 0.5 : 2;
+    Object.assign(ink, { strokeStyle: colors.ink, lineWidth: flat ? 0.5 : 2 });
     for (const { i, lane } of calls) {
       const [left, right] = [Math.max(MARGIN_PX, x(data.start[i])), x(Math.min(endOf(data, i), window[1]))];
       if (right >= left) ink.strokeRect(left - 1, barTop(lane, i), Math.max(3, right - left + 2), barHigh);

@@ -28,15 +28,11 @@ from dlearn.play.static_frames import image
 from dlearn.shown import count_text, first_few
 from dlearn.trace import Trace
 
-Units = Callable[[int], int]
-"""From a time in ns to units from the first call on."""
+Units = Callable[[int], int]  # From a time in ns to units from the first call on.
 _LEAST_UNIT_NS = 100
-_HIGHEST = 2**31 - 2
-"""Of a number in four bytes."""
-_ROOM_FOR_STUCK = 1.15
-"""The page is so much longer than all that was seen, where a call has not come out."""
-_NAMES_SHOWN = 3
-"""Of one colour, in the legend."""
+_HIGHEST = 2**31 - 2  # Of a number in four bytes.
+_ROOM_FOR_STUCK = 1.15  # The page is longer than what was seen, where a call has not come out.
+_NAMES_SHOWN = 3  # Of one colour, in the legend.
 
 
 class Strip(Page):
@@ -198,10 +194,8 @@ def _kind(operation: Operation, trace: Trace, lanes: dict[int, int]) -> dict[str
 
 
 def _in_steps(trace: Trace, shown: Operations, steps: RunSteps) -> tuple[dict[str, int], Column]:
-    """Return the number of each step that is a span of that name; and of each operation the one it lies in, or -1.
-
-    It lies there as for `Trace.within`: one of its calls does. With RPC the page selects by time.
-    """
+    """Return the number of each step that is a span, and in which each operation lies, or -1."""
+    # It lies there as for `Trace.within`: one of its calls does. With RPC the page selects by time.
     spans = [one.title for one in steps.steps if one.title in trace.spans and not trace.rpc.exchanges]
     named = {title: number for number, title in enumerate(spans)}
     table = shown.table.events
@@ -221,10 +215,7 @@ def _in_steps(trace: Trace, shown: Operations, steps: RunSteps) -> tuple[dict[st
 def _cells(
     step: dict[int, StepOnRank], shades: dict[int, float], lanes: dict[int, int], units: Units, last_ns: int
 ) -> list[tuple[int, int, int, int]]:
-    """Return lane, start, end, and shade of a step on each rank.
-
-    The shade is that of `draw.steps`, from 0 to 255; -1: never finished.
-    """
+    """Return lane, start, end, shade (0 to 255, as in draw.steps; -1: unfinished) on each rank."""
     cells = []
     for rank, on_rank in step.items():
         end_ns, shade = last_ns, -1

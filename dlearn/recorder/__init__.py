@@ -16,7 +16,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 from torch._C._distributed_c10d import ProcessGroup
 
@@ -24,6 +23,7 @@ from dlearn.errors import TraceError
 from dlearn.events.event import FORMAT, Header
 from dlearn.events.options import Measure, Options
 from dlearn.events.store import read
+from dlearn.events.writer import headers
 from dlearn.hooks.c10d.collectives import hold as hold
 from dlearn.hooks.c10d.collectives import note_collective, note_p2p
 from dlearn.hooks.mpi.mpi_hook import unrecorded as unrecorded
@@ -33,8 +33,7 @@ from dlearn.recorder.recording import OUTSIDE, Recording
 from dlearn.version import __version__
 
 _active: Recording | None = None
-_followed: Header | None = None
-"""The header of a recording that goes on in the process's children."""
+_followed: Header | None = None  # Of a recording that goes on in the process's children.
 
 
 @contextmanager
@@ -53,10 +52,10 @@ def record(
     """Record every message of this process into `folder`, one file per process.
 
     `measure="span"` reads the kernel's counters of bytes on the wire at both ends of the recording and of each span;
-    "phase" before each operation, too, after waiting until they stand still, which changes the times. `checksums`
-    adds one to each send, and to what each rank gives to a collective. `max_bytes` limits the file; what it keeps out
-    is counted, and every result says so. `graph` adds the graph of each distributed autograd context, and when each
-    of its nodes runs.
+    "phase" before each operation, too, after waiting until they stand still, which changes the times; None reads none.
+    `checksums` adds one to each send, and to what each rank gives to a collective. `max_bytes` limits the file; what
+    it keeps out is counted, and every result says so. `graph` adds the graph of each distributed autograd context, and
+    when each of its nodes runs.
 
     `steps=range(10, 12)` records these steps of a long job only, each as a span "step 10": step 0 is what comes before
     the optimizer's first step has returned. `hang_after=30` prints who waits for whom when nothing has happened for 30
@@ -240,13 +239,7 @@ def _path_of(folder: Path, header: Header, *, free: bool) -> Path:
 
 def refuse_other_traces(folder: Path, header: Header) -> None:
     """Raise TraceError if the folder holds a trace of another job, or of this rank."""
-    for path in folder.glob("*.jsonl"):
-        with path.open("rb") as stream:
-            first = stream.readline(1 << 20)
-        try:
-            other = msgspec.json.decode(first, type=Header)
-        except msgspec.MsgspecError:
-            continue  # No trace file; `Trace.load` will say so.
+    for path, other in headers(folder):
         if (other.host, other.pid) == (header.host, header.pid):
             continue  # This process's own, which is not written anew either.
         again = other.rank is not None and (other.rank, other.restart) == (header.rank, header.restart)

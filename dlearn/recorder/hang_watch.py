@@ -16,11 +16,11 @@ from traceback import walk_stack
 from dlearn.errors import TraceError
 from dlearn.events.event import PointToPoint
 from dlearn.events.job_facts import Heartbeat
-from dlearn.hooks.c10d import works
 from dlearn.hooks.callers import site_of_thread
 from dlearn.hooks.host import Host
 
 LOOKS = 20  # How often it looks before it speaks.
+_WAITS = {("dlearn.hooks.c10d.works", "wait"), ("dlearn.hooks.mpi.mpi_calls", "_made")}
 STOP_SECONDS = 5.0
 """How long the end of a recording waits for the thread: it may be reading a large trace."""
 
@@ -68,6 +68,7 @@ class HangWatch:
         # Only now: what reads traces is not loaded in a process that records one.
         from dlearn.diagnosis.hang_detection import hangs
         from dlearn.diagnosis.hang_report import report
+        from dlearn.diagnosis.meeting_report import meeting_report
         from dlearn.trace import Trace
 
         try:
@@ -76,23 +77,24 @@ class HangWatch:
             print(f"dlearn: nothing has happened for {seconds:.0f} s, and why cannot be told: {error}", file=sys.stderr)
             return
         me = next((process.rank for process in trace.processes if process.path.name == self._path.name), None)
-        waits = _waits_for_a_work()
+        waits = _waits_for_a_message()
         # A send or a receive that the program does not wait for has no end that could be seen: no hang.
         current = [
             hang
             for hang in hangs(trace)
             if waits or me not in hang.waiting or not isinstance(hang.operation.ends[0], PointToPoint)
         ]
-        for speaker, sentence, _ in report(current, trace):
+        said = [*(each[:2] for each in report(current, trace)), *meeting_report(trace, current)]
+        for speaker, sentence in said:
             if speaker == me:
                 start = "\ndlearn" if sys.stderr.isatty() else "dlearn"  # A bar of progress may stand in the open line.
                 print(f"{start}: nothing has happened for {seconds:.0f} s: {sentence}.", file=sys.stderr, flush=True)
 
 
-def _waits_for_a_work() -> bool:
-    """Return whether a thread is inside `Work.wait`, where sends and receives wait."""
+def _waits_for_a_message() -> bool:
+    """Return whether a thread is inside `Work.wait`, or inside a call of mpi4py, where it waits."""
     for innermost in sys._current_frames().values():
         for frame, _ in walk_stack(innermost):
-            if frame.f_code.co_name == "wait" and frame.f_code.co_filename == works.__file__:
+            if (frame.f_globals.get("__name__"), frame.f_code.co_name) in _WAITS:
                 return True
     return False

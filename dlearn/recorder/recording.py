@@ -32,12 +32,13 @@ from dlearn.events.event import (
 from dlearn.events.job_facts import EXITED, RETURNED, Heartbeat
 from dlearn.events.mpi_facts import ANY_TAG
 from dlearn.events.options import Options
+from dlearn.events.rendezvous import Rendezvous
 from dlearn.events.source import Source, describe, find
 from dlearn.events.writer import Writer
-from dlearn.hooks import ddp, gate
+from dlearn.hooks import ddp, gate, rendezvous_calls
 from dlearn.hooks.c10d import collectives
 from dlearn.hooks.c10d.groups import Groups
-from dlearn.hooks.callers import site_of_error
+from dlearn.hooks.callers import class_name, site_of_error
 from dlearn.hooks.cuda_times import CudaTimes
 from dlearn.hooks.host import Host
 from dlearn.hooks.mpi import mpi_hook
@@ -50,7 +51,7 @@ from dlearn.recorder.hang_watch import HangWatch
 
 OWN = (
     collectives.install, ddp.install, mpi_hook.install, rpc_hook.install, collectives.install_groups,
-    ddp.install_steps,
+    ddp.install_steps, rendezvous_calls.install,
 )  # fmt: skip
 """dlearn's own recorders, in this order. One for another library: docs/new-recorder.md."""
 
@@ -138,7 +139,7 @@ class Recording(Host):
         if gate.current is not None:
             gate.current.noted()
         self.last_ns = now
-        if self._watch is not None and kind in (Collective, PointToPoint, RpcCall):
+        if self._watch is not None and kind in (Collective, PointToPoint, RpcCall, Rendezvous):
             self.waiting[number] = now
         return number
 
@@ -197,7 +198,7 @@ class Recording(Host):
         """Note an exception that ends the process, with the innermost line of user code in it."""
         if self._writer.begun:
             site = guarded(self, "the line of an exception", site_of_error, error) or ""
-            self.fact(Heartbeat(at_ns=_clock(), ended=type(error).__name__, site=site))
+            self.fact(Heartbeat(at_ns=_clock(), ended=class_name(error), site=site))
 
     def failed(self, where: str, error: Exception) -> None:
         self._hook_errors += 1
@@ -277,7 +278,7 @@ class Recording(Host):
         for name in ("parent", "run"):
             if facts.get(name) == OUTSIDE:
                 facts[name] = None
-        if not self._outside or kind is Bucket:
+        if not self._outside or kind in (Bucket, Rendezvous):
             self._open_step()
             return False
         self._left_out += kind is not Counters

@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
 import msgspec
 
-from dlearn.errors import SetupError, WrongArguments, optional
+from dlearn.analysis.telling.explanations import overview, problem_sentences, rpc_overview
+from dlearn.analysis.volume.reconcile import reconcile
+from dlearn.diagnosis.post_mortem import story
+from dlearn.errors import SetupError, TraceError, WrongArguments, optional
 from dlearn.events.options import Options
-from dlearn.scripts.attach import Order
-from dlearn.scripts.exits import note_exit, watch_exits
-from dlearn.scripts.live_terminal import live_rows
+from dlearn.join.wait_times import waiting
+from dlearn.live.live_rows import LiveRows
+from dlearn.scripts.attach import Order, note_exit, watch_exits
 from dlearn.scripts.prompt import paused_at_a_prompt
 from dlearn.scripts.wired import WiredRun
+from dlearn.shown import count_text, time_text
+from dlearn.trace import Trace
 
 USAGE = """\
 usage: dlearn run [the options below, and torchrun's own] (script.py | -m module) [args ...]
@@ -254,8 +261,6 @@ def _torchrun(args: Any, folder: Path) -> int:
 
 def _say_what_was_recorded(folder: Path, *, alone: bool) -> None:
     """Summarize on stderr. Whatever goes wrong, the status counts."""
-    from dlearn.scripts.summary import summary  # What reads traces is not needed before.
-
     try:
         print(summary(folder, alone=alone), file=sys.stderr, flush=True)
     except Exception as error:  # A full disk, a folder that has gone.
@@ -271,3 +276,98 @@ def _die_by(number: int) -> NoReturn:
         signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
     sys.exit(128 + number)
+
+
+AGAIN_SECONDS = 1.0
+PRINTED_AGAIN_SECONDS = 10.0
+_SAVE, _RESTORE, _ALL_SCROLLS = "\0337", "\0338", "\033[r"
+
+
+@contextmanager
+def live_rows(folder: Path) -> Iterator[None]:
+    """Show the ranks' rows during the block; where stderr is no terminal, print them now and then."""
+    over, rows, start = threading.Event(), LiveRows(folder), time.monotonic()
+
+    def lines() -> list[str]:
+        shown = rows.lines()
+        return [f"dlearn: {time.monotonic() - start:.0f} s", *shown] if shown else []
+
+    show = _at_the_foot if sys.stderr.isatty() else _printed
+    thread = threading.Thread(target=show, args=(lines, over), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _printed(lines: Callable[[], list[str]], over: threading.Event) -> None:
+    while not over.wait(PRINTED_AGAIN_SECONDS):
+        if shown := lines():
+            print("\n".join(shown), file=sys.stderr, flush=True)
+
+
+def _at_the_foot(lines: Callable[[], list[str]], over: threading.Event) -> None:
+    taken = 0
+    while not over.wait(AGAIN_SECONDS):
+        width, height = os.get_terminal_size(2)
+        shown = [line[: width - 1] for line in lines()][: height // 2]
+        shown = [""] * (taken - len(shown)) + shown  # A line that is no longer needed is empty.
+        more = len(shown) - taken
+        # What stands there moves up, and what is printed from now on scrolls above.
+        up = "\n" * more + f"\033[{more}A" if more else ""
+        _paint(up, shown, f"\033[1;{height - len(shown)}r", height)
+        taken = len(shown)
+    if taken:
+        _paint("", [""] * taken, _ALL_SCROLLS, os.get_terminal_size(2).lines)
+
+
+def _paint(before: str, lines: list[str], scrolls: str, height: int) -> None:
+    """Write rows at the foot in one piece: other processes write to this terminal, too."""
+    rows = (f"\033[{height - len(lines) + 1 + n};1H\033[K{line}" for n, line in enumerate(lines))
+    os.write(2, f"{before}{_SAVE}{scrolls}{''.join(rows)}{_RESTORE}".encode(errors="replace"))
+
+
+SENTENCES = 4
+"""About what went wrong; the rest is in the trace."""
+WORTH_SAYING = 0.1
+"""A rank that was waited for this share of the time is worth a look."""
+
+
+def summary(folder: Path, *, alone: bool = True) -> str:
+    """Return a few lines for stderr. A script that ran `alone` may have wanted torchrun."""
+    if not folder.is_dir() or not any(folder.glob("*.jsonl")):
+        nothing = "dlearn: nothing was recorded: no process of this script used torch.distributed."
+        wanted = "If it wants to be started by torchrun, say with how many ranks: dlearn run --nproc-per-node 2 ..."
+        return f"{nothing} {wanted}" if alone else nothing
+    try:
+        trace = Trace.load(folder)
+    except TraceError as error:
+        return f"dlearn: what was recorded is in {folder}, and cannot be read: {error}"
+    here = Path.cwd()
+    shown = str(folder.relative_to(here) if folder.is_relative_to(here) else folder)
+    lines = [f"the trace is in {shown}", overview(trace)]
+    lines += [rpc_overview(trace)] if trace.rpc.exchanges else []
+    not_seen = reconcile(trace).whole.not_seen_bytes
+    lines += [f"not seen: {not_seen:,} B were written that no recorded call accounts for"] if not_seen else []
+    lines += _look_at(trace, shown)
+    lines += problem_sentences(trace, SENTENCES)
+    return "\n".join(f"dlearn: {line}" for line in lines)
+
+
+def _look_at(trace: Trace, shown: str) -> list[str]:
+    sentences = list(story(trace))
+    if len(sentences) > SENTENCES:
+        more = count_text(len(sentences) - SENTENCES, "more sentence")
+        sentences[SENTENCES:] = [f"and {more} in dlearn.explain"]
+    if sentences or not trace.events:
+        return sentences
+    where = shlex.quote(shown)
+    draw = f"in words: dlearn explain {where}; as a picture: dlearn draw timeline {where} -o timeline.svg"
+    lasted = max(event.end_ns or event.start_ns for event in trace.events) - trace.first_ns
+    rank, waited = max(waiting(trace).items(), key=lambda pair: pair[1], default=(0, 0))
+    if waited <= WORTH_SAYING * lasted:
+        return [draw]
+    of = f"{time_text(waited)} of {time_text(lasted)}"
+    return [f"the others waited {of} for {trace.label(rank)}; {draw}"]

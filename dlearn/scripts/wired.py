@@ -32,10 +32,7 @@ _ANSWER_BYTES = 200
 
 
 class WiredRun:
-    """The network of one run of torchrun here: `with` it, ranks find their namespaces.
-
-    WrongArguments if there can be none for what torchrun will start with these arguments.
-    """
+    """The network of one run of torchrun; WrongArguments if there can be none for its arguments."""
 
     def __init__(self, words: str, args: Any, folder: Path) -> None:
         option = "dlearn run --network"

@@ -134,15 +134,16 @@ class Holds:
     def _count(self) -> dict[str, Any]:
         kept, gathered = self._parameters()
         state = (value for each in self._optimizers for of_one in each.state.values() for value in of_one.values())
-        storages = Storages()
+        seen: set[int] = set()
         counted = {
-            "parameters": storages.add(kept),
-            "gathered": storages.add(gathered),
-            "gradients": storages.add(each.grad for each in (*kept, *gathered)),
-            "state": storages.add(state),
+            "parameters": count_new(kept, seen),
+            "gathered": count_new(gathered, seen),
+            "gradients": count_new((each.grad for each in (*kept, *gathered)), seen),
+            "state": count_new(state, seen),
         }
         saved = {(storage_of(each.tensor), size_of(each.tensor)) for each in self._saved}
-        counted["activations"] = sum(size for storage, size in saved if storage and storage not in storages.seen)
+        new = (size for storage, size in saved if storage and storage not in seen)
+        counted["activations"] = sum(new)
         return counted | self._facts(kept, gathered)
 
     def _parameters(self) -> tuple[list[Any], list[Any]]:
@@ -209,21 +210,15 @@ class Saved:
         self.tensor = tensor.detach()
 
 
-class Storages:
-    """Memory that was counted: each storage once, however many tensors are views of it."""
-
-    def __init__(self) -> None:
-        self.seen: set[int] = set()
-
-    def add(self, tensors: Iterable[Any]) -> int:
-        """Count what has not been counted yet, in bytes; what is no tensor has none."""
-        total = 0
-        for each in tensors:
-            storage = storage_of(each)
-            if storage and storage not in self.seen:
-                self.seen.add(storage)
-                total += getattr(each, "_local_tensor", each).untyped_storage().nbytes()
-        return total
+def count_new(tensors: Iterable[Any], seen: set[int]) -> int:
+    """Count the bytes of storages not `seen` yet, whatever views they have."""
+    total = 0
+    for each in tensors:
+        storage = storage_of(each)
+        if storage and storage not in seen:
+            seen.add(storage)
+            total += getattr(each, "_local_tensor", each).untyped_storage().nbytes()
+    return total
 
 
 def storage_of(value: Any) -> int:

@@ -211,15 +211,11 @@ def _line(between: str, same: Sequence[Message], sizes: Sizes) -> ScalingLine:
     points = zip(sizes, data, strict=True)
     what, factors = _shapes(same, sizes, slope)
     return ScalingLine(
-        between=between,
-        what=what,
-        sizes=sizes,
-        payload_bytes=tuple(payloads),
+        between=between, what=what, sizes=sizes, payload_bytes=tuple(payloads),
         slope=slope.numerator if slope.denominator == 1 else float(slope),
         exact=all(count - data[0] == slope * (size - sizes[0]) for size, count in points),
-        factors=factors,
-        known=not over_rpc or all(each.packed_bytes is not None for each in same),
-    )
+        factors=factors, known=not over_rpc or all(each.packed_bytes is not None for each in same),
+    )  # fmt: skip
 
 
 def _shapes(same: Sequence[Message], sizes: Sizes, slope: Fraction) -> list[str]:

@@ -110,7 +110,8 @@ def gate_note(trace: Trace) -> str:
 def _unseen_note(trace: Trace) -> str:
     firsts = trace.table.firsts
     made = any(isinstance(event, Collective) and event.role.startswith("DDP") for event in firsts)
-    if trace.whole.rows.has(Gradient, PhaseSpan) or not made:
+    seen = any(isinstance(event, PhaseSpan) and event.phase == "forward" for event in firsts)
+    if seen or not made:
         return ""
     unseen = "no forward pass of it was seen: torch.compile's Python reducer leaves none"
     return f"A DDP model was made, and {unseen}."

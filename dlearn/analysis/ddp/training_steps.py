@@ -191,7 +191,7 @@ CalledPhase = tuple[PhaseSpan, Sequence[CalledEnd]]
 
 @once
 def phases_by_rank(trace: Trace) -> dict[int, list[CalledPhase]]:
-    """Return the phases of each rank that ended well, in the order of start.
+    """Return the phases of each rank that ended well, by start, from the first forward on.
 
     A forward pass begins with what DDP sends before it: buckets and buffers.
     """
@@ -204,6 +204,8 @@ def phases_by_rank(trace: Trace) -> dict[int, list[CalledPhase]]:
         of_rank.sort(key=lambda call: call[1].start_ns)
     phases: dict[int, list[CalledPhase]] = defaultdict(list)
     for span in spans:
+        if span.phase != "forward" and span.site and span.rank not in phases:
+            continue  # Before DDP's first forward; older files, which have no sites, begin there.
         earlier = phases[span.rank]
         if span.phase == "forward":
             over_ns = earlier[-1][0].end_ns or 0 if earlier else 0

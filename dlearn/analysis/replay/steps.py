@@ -90,8 +90,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 class Walkthrough(msgspec.Struct, frozen=True, kw_only=True):
     """All steps in their order.
 
-    `notes` say what the signs mean, what is inferred, and what was left out. `labels` are the ranks
-    in the picture, from the left.
+    `notes` tell what signs mean, what is inferred or left out; `labels`: the ranks, from the left.
     """
 
     title: str
@@ -113,10 +112,7 @@ class Walkthrough(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WalkParts:
-    """The parts of a walk while it is made: each kind of activity adds its own to them.
-
-    `changes`, and `words` after the sentence, go by the index of a message.
-    """
+    """A walk while it is made; `changes`, and `words` after a sentence, go by a message's index."""
 
     def __init__(self) -> None:
         self.panels: list[StatePanel] = []
@@ -167,7 +163,5 @@ class ProgramParts:
         return self._names.get((event.rank, event.parent), "")
 
 
-@once
-def program_parts(whole: Trace) -> ProgramParts:
-    """Return the parts of a whole trace, made once for all of its pictures."""
-    return ProgramParts(whole)
+program_parts = once(ProgramParts)
+"""Made once for all pictures of a whole trace."""

@@ -87,7 +87,6 @@ def _moment(message: Message) -> int:
 
 
 def _cuts(messages: Sequence[Message]) -> list[int]:
-    """Return where one piece ends and the next begins, in bytes."""
     edges = {edge for each in messages for edge in (each.offset_bytes, _end(each))}
     return sorted({*edges, 0, max(each.whole_bytes for each in messages)})
 

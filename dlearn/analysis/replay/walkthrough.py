@@ -83,13 +83,11 @@ def walkthrough(
     if len(own) > MOST_OWN_STEPS:
         notes.append(f"Of {len(own):,} steps inside of ranks the first {MOST_OWN_STEPS:,} are shown.")
     return Walkthrough(
-        title=title or finding or _chosen_title(asked),
-        steps=tuple(_with_parts(steps)),
-        panels=tuple(walk.panels),
-        graphs=tuple(walk.graphs),
+        title=title or finding or _chosen_title(asked), steps=tuple(_with_parts(steps)),
+        panels=tuple(walk.panels), graphs=tuple(walk.graphs),
         notes=(*notes, *problem_sentences(trace, _MOST_PROBLEMS)),
         labels=RankNames((rank, trace.label(rank)) for rank in sorted({*ends, *quiet})),
-    )
+    )  # fmt: skip
 
 
 # Which messages of a long trace are played: one whole step, or what led to its hang -----------------------------------
@@ -232,10 +230,7 @@ def _between(own: Sequence[Step], others: Sequence[Step]) -> list[Step]:
 
 
 def _message_steps(
-    ordered: Sequence[tuple[int, Message]],
-    tags: Mapping[int, str],
-    walk: WalkParts,
-    trace: Trace,
+    ordered: Sequence[tuple[int, Message]], tags: Mapping[int, str], walk: WalkParts, trace: Trace
 ) -> list[Step]:
     """Make a step for each message, with what it changes."""
     steps, where = [], program_parts(trace.whole)

@@ -237,15 +237,11 @@ def _phases(trace: Trace, context: RpcWindow, messages: PhaseMessages) -> Iterat
     for (phase, src, dst), sent in ways.items():
         sizes = [wire_bytes(message) for message in sent]
         yield PhaseBytes(
-            phase=phase,
-            src=src,
-            dst=dst,
-            message_count=len(sent),
-            not_predicted=sizes.count(None),
+            phase=phase, src=src, dst=dst, message_count=len(sent), not_predicted=sizes.count(None),
             predicted_bytes=sum(size or 0 for size in sizes),
             observer_bytes=sum(message.observer_bytes for message in sent),
             measured_bytes=measured.get((phase, src, dst)),
-        )
+        )  # fmt: skip
 
 
 def _measured(trace: Trace, context: RpcWindow) -> dict[tuple[str, int, int], int]:

@@ -17,6 +17,7 @@ from dlearn.diagnosis.hang_report import missing_text
 from dlearn.diagnosis.mismatch_report import mismatch_text
 from dlearn.diagnosis.post_mortem import story
 from dlearn.events.event import Collective
+from dlearn.events.rendezvous import Rendezvous
 from dlearn.events.source import ServiceCall
 from dlearn.join.ends import payload_bytes
 from dlearn.join.joining import operations
@@ -98,6 +99,9 @@ def overview(trace: Trace) -> str:
     # What another tool wrote need not list all groups that were used.
     imported = any(process.imported is not None for process in trace.processes)
     none = "no process group told of" if imported else "no process group used"
+    if not names and trace.of(Rendezvous):  # It has used torch.distributed, and come no further.
+        groups = [group for process in trace.processes for group in process.groups.values()]
+        names, none = sorted({group.backend for group in groups}), "no process group made"
     explained = 0
     sent = [np.empty((0, 4), np.intp)]
     known: Counter[str] = Counter()
@@ -282,7 +286,8 @@ def _sentence(group: Sequence[Operation], count: int, trace: Trace) -> str:
     size, what = _size_text(*_sizes(first)), first.describe(most=NAMES_SHOWN)
     if src is not None and dst is not None:
         sends = "was to send" if first.refused else "sends"
-        text = f"{trace.label(src)} {sends} {trace.label(dst)} {size} ({what}){then}"
+        sent = f"{size} ({what})" if what else "a message of unknown size"  # An object of mpi4py.
+        text = f"{trace.label(src)} {sends} {trace.label(dst)} {sent}{then}"
         if isinstance(first.ends[0], ServiceCall):
             asked = f"{first.op} {what} ({size}){then}"
             text = f"{trace.label(src)} asks {trace.label(dst)}: {asked}"

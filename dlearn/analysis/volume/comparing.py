@@ -108,12 +108,10 @@ def compare(a: Trace, b: Trace, *, names: tuple[str, str] = ("a", "b")) -> Compa
     sent = traffic(a), traffic(b)
     totals = [Amount(sum(each.message_count.values()), each.total_bytes) for each in sent]
     return Comparison(
-        names=names,
-        total=Difference(*totals),
-        by_kind=_side_by_side(_by_kind(a), _by_kind(b)),
+        names=names, total=Difference(*totals), by_kind=_side_by_side(_by_kind(a), _by_kind(b)),
         by_pair=_side_by_side(_by_pair(sent[0]), _by_pair(sent[1])),
         unexplained=(sent[0].unexplained, sent[1].unexplained),
-    )
+    )  # fmt: skip
 
 
 Amounts = dict[tuple[str, str], Amount]

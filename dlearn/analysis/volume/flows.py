@@ -19,10 +19,7 @@ from dlearn.join.wording import Reason
 
 
 class Flow(msgspec.Struct, frozen=True, kw_only=True):
-    """A number of messages of one operation from `src` to `dst`, with the times of the first and the last.
-
-    `step` is 0 where all steps are taken together.
-    """
+    """`count` messages of an operation, with the first and last time; `step` 0: of all steps."""
 
     src: int
     dst: int
@@ -52,7 +49,6 @@ class Sums(msgspec.Struct, frozen=True):
 
 
 def count_messages(shown: Operations, ranks: Container[int]) -> Sums:
-    """Count all messages between these ranks."""
     count = never_came = arrows = derived = derived_arrows = 0
     unexplained: Counter[Reason] = Counter()
     leaves, _ = shown.leaves()
@@ -99,15 +95,10 @@ def flows(messages: Iterable[Message], *, by_step: bool) -> tuple[Flow, ...]:
         sent = [message.sent_ns for message in group if message.sent_ns is not None]
         received = [message.received_ns for message in group if message.received_ns is not None]
         flow = Flow(
-            src=first.src,
-            dst=first.dst,
-            operation=first.operation,
+            src=first.src, dst=first.dst, operation=first.operation,
             payload_bytes=None if None in sizes else sum(size or 0 for size in sizes),
-            count=len(group),
-            how=first.how,
-            step=first.step if by_step else 0,
-            sent_ns=min(sent, default=None),
-            received_ns=max(received, default=None),
-        )
+            count=len(group), how=first.how, step=first.step if by_step else 0,
+            sent_ns=min(sent, default=None), received_ns=max(received, default=None),
+        )  # fmt: skip
         joined.append(flow)
     return tuple(joined)

@@ -71,7 +71,6 @@ class RankMemory(Result, frozen=True):
 
 
 def total_bytes(each: MemoryHeld) -> int:
-    """Sum up all that is held at a moment."""
     return sum(getattr(each, part) for part in PARTS)
 
 

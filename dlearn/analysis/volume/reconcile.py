@@ -123,7 +123,7 @@ class Reconciliation(Result, frozen=True, kw_only=True):
         switched = {pair: f"{size:,}" for pair, (size, _) in self.switched.items()}
         table = [head]
         for pair in self.whole.pairs:
-            names = [self.labels[pair.src], self.labels[pair.dst], pair.group_name]
+            names = [self.labels[pair.src], self.labels[pair.dst], pair.group or "none known"]
             by_switch = switched.pop((pair.src, pair.dst), "")
             table.append([*names, *_cells(pair, pair.residue_bytes), by_switch])
         in_all = f"{sum(size for size, _ in self.switched.values()):,}"
@@ -200,13 +200,11 @@ def reconcile(trace: Trace) -> Reconciliation:
         if process.network is not None:
             switched |= {(process.rank, rank): sent for rank, sent in process.network.sent.items()}
     return Reconciliation(
-        whole=whole,
-        parts=(*_spans(trace, ledger), *_single_operations(ledger)),
+        whole=whole, parts=(*_spans(trace, ledger), *_single_operations(ledger)),
         labels=trace.labels,
         intrusive=any(still is not None for meter in ledger.meters.values() for still in meter.still),
-        not_measured="" if whole.measured else why_not_measured(trace),
-        switched=switched,
-    )
+        not_measured="" if whole.measured else why_not_measured(trace), switched=switched,
+    )  # fmt: skip
 
 
 def _whole(trace: Trace, ledger: Ledger) -> WirePart:

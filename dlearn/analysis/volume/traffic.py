@@ -186,21 +186,12 @@ def traffic_of(asked: Iterable[Operation], trace: Trace) -> Traffic:
             # Messages without data weigh by their number.
             by_edge_and_how[edge][how] += size or times * count
             by_edge_and_op[edge][one.op] += size or times * count
+    known = {edge: tuple(dict(hows.most_common())) for edge, hows in by_edge_and_how.items()}
     ops = {edge: weights.most_common(1)[0][0] for edge, weights in by_edge_and_op.items()}
-    return Traffic(
-        _ranks(trace, sizes),
-        trace.labels,
-        dict(sizes),
-        dict(counts),
-        dict(by_how),
-        {edge: tuple(dict(hows.most_common())) for edge, hows in by_edge_and_how.items()},
-        dict(never_came),
-        ops,
-        unexplained,
-        unsized,
-        _reduced_bytes(counted),
-        " and ".join(sorted(backends)),
-    )
+    by_edge = dict(sizes), dict(counts), dict(by_how), known, dict(never_came), ops
+    not_known, backend = (unexplained, unsized), " and ".join(sorted(backends))
+    ranks, reduced_bytes = _ranks(trace, sizes), _reduced_bytes(counted)
+    return Traffic(ranks, trace.labels, *by_edge, *not_known, reduced_bytes, backend)
 
 
 def _reduced_bytes(counted: Iterable[tuple[Operation, int]]) -> int:

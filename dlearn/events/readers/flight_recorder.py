@@ -104,7 +104,6 @@ class FlightRecorder:
         self._dumps: dict[int, Dump] = {}
 
     def take(self, path: Path, data: bytes) -> bool:
-        """Return whether this is a dump; keep it. TraceError if damaged, or of another job."""
         dump = _dump(path, data)
         if dump is None:
             return False
@@ -116,7 +115,6 @@ class FlightRecorder:
         return True
 
     def ranks(self) -> list[Lines]:
-        """Return the lines of each rank."""
         job = _Dumps([dump for _, dump in sorted(self._dumps.items())])
         return [job.lines(dump) for dump in job.dumps]
 
@@ -127,15 +125,13 @@ def _dump(path: Path, data: bytes) -> Dump | None:
     is_json = data.lstrip().startswith(b"{") and b'"version"' in data
     if not packed and (not is_json or b'"traceEvents"' in data):
         return None
-    try:
+    with rank_lines.readable(path, "dump"):
         if packed:
             data = msgspec.json.encode(_plain_data(data))
         fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
         if "version" not in fields or not {"entries", "pg_config"} & fields.keys():
             return None
         dump = msgspec.json.decode(data, type=Dump, strict=False)
-    except (ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise rank_lines.unreadable(path, "dump", error) from None
     found = _RANK.search(path.stem)
     if found is None:
         why = "its name does not end in a rank, as a Flight Recorder dump's does"
@@ -168,7 +164,6 @@ class _Dumps:
                 self._with_sends.add(key)
 
     def lines(self, dump: Dump) -> Lines:
-        """Return the lines of one rank."""
         reached = self._reached(dump)
         groups = {entry.group: self._key(dump, entry.group) for entry in dump.entries}
         groups |= {key[0]: key for key, _ in reached}
@@ -235,18 +230,12 @@ def _add(rank: ForeignRank, entry: Entry, group: str) -> None:
         end_ns, ended_by = max(end_ns, entry.time_created_ns), "watchdog"
     seq = entry.p2p_seq_id if entry.is_p2p else entry.collective_seq_id
     rank.add(
-        found["op"] if entry.is_p2p and found else OPS.get(name, name),
-        group,
+        found["op"] if entry.is_p2p and found else OPS.get(name, name), group,
         _tensors(entry.input_sizes, entry.input_dtypes, device),
-        _tensors(entry.output_sizes, entry.output_dtypes, device),
-        seq=max(seq, 0),
-        peer=int(found["peer"]) if found else -1,
-        number=entry.record_id,
-        start_ns=entry.time_created_ns,
-        end_ns=end_ns,
-        ended_by=ended_by,
-        site=_site(entry.frames),
-    )
+        _tensors(entry.output_sizes, entry.output_dtypes, device), seq=max(seq, 0),
+        peer=int(found["peer"]) if found else -1, number=entry.record_id,
+        start_ns=entry.time_created_ns, end_ns=end_ns, ended_by=ended_by, site=_site(entry.frames),
+    )  # fmt: skip
 
 
 def _tensors(sizes: list[list[int]], dtypes: list[str], device: str) -> Tensors:

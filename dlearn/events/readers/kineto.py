@@ -43,12 +43,10 @@ class ChromeEvent(msgspec.Struct):
 
     @property
     def is_kernel(self) -> bool:
-        """Return whether it is one of NCCL's kernels."""
         return self.cat.lower() == "kernel" and NCCL.search(self.name) is not None
 
     @property
     def is_call(self) -> bool:
-        """Return whether it is a call of a process group."""
         return self.name.startswith("c10d::")
 
 
@@ -104,8 +102,6 @@ class Kineto:
         self._records: dict[int, list[Said]] = {}
 
     def take(self, path: Path, data: bytes) -> bool:
-        """Return whether this is one of them, and keep what tells of communication. TraceError where
-        it is damaged, or of another job."""
         records = _records(path, data)
         if records is not None:
             if twice := records.keys() & self._records.keys():
@@ -114,10 +110,8 @@ class Kineto:
             return True
         if data.lstrip()[:1] != b"{" or b'"traceEvents"' not in data or b'"distributedInfo"' not in data:
             return False
-        try:
+        with rank_lines.readable(path, "profiler trace"):
             file = _file.decode(data)
-        except (ValueError, RecursionError) as error:
-            raise rank_lines.unreadable(path, "profiler trace", error) from None
         rank = file.distributedInfo.rank
         if rank in self._files:
             raise rank_lines.of_two_jobs(path, self._files[rank][0].name, rank)
@@ -128,7 +122,6 @@ class Kineto:
         return True
 
     def ranks(self) -> list[Lines]:
-        """Return the lines of each rank."""
         found = sorted(self._files.items())
         ranks = [_lines(path, file, self._records.get(rank, [])) for rank, (path, file) in found]
         compare_clocks(ranks)
@@ -139,7 +132,8 @@ def _lines(path: Path, file: File, records: list[Said]) -> Lines:
     job, base_ns = file.distributedInfo, file.baseTimeNanoseconds
     kernels = [each for each in file.traceEvents if each.is_kernel]
     kernels.sort(key=lambda each: each.ts)
-    said_by_all = [_said_by(path, kernel) for kernel in kernels]
+    with rank_lines.readable(path, "kernel's record"):
+        said_by_all = [_said.decode(kernel.args) for kernel in kernels]
     joined = len(records) == len(kernels) and not any(said.op for said in said_by_all)
     if joined:
         said_by_all = _of_records(records, job.world_size)
@@ -165,13 +159,6 @@ def _lines(path: Path, file: File, records: list[Said]) -> Lines:
         host=file.host_name,
         start_ns=min((event.start_ns for event in rank.events), default=base_ns),
     )
-
-
-def _said_by(path: Path, kernel: ChromeEvent) -> Said:
-    try:
-        return _said.decode(kernel.args)
-    except (ValueError, RecursionError) as error:
-        raise rank_lines.unreadable(path, "kernel's record", error) from None
 
 
 def _of_records(records: list[Said], size: int) -> list[Said]:
@@ -229,11 +216,9 @@ def compare_clocks(ranks: Sequence[Lines]) -> None:
             waiting.append(host)
             reading = ClockReading(
                 at_ns=round(median(ends[host][call][0] for call in common)),
-                offset_ns=known[host][0],
-                error_ns=known[host][1],
-                reference=f"host {first}",
+                offset_ns=known[host][0], error_ns=known[host][1], reference=f"host {first}",
                 rounds=len(common),
-            )
+            )  # fmt: skip
             lines_of[host].append(reading)
 
 
@@ -277,14 +262,12 @@ def _records(path: Path, data: bytes) -> dict[int, list[Said]] | None:
     if schema_of_nodes(data) != READ:
         return None
     calls: dict[int, list[Said]] = defaultdict(list)
-    try:
+    with rank_lines.readable(path, "execution trace"):
         for node in _nodes.decode(_trace.decode(data).nodes):
             index = next((i for i, value in enumerate(node.inputs) if isinstance(value, str)), 0)
             is_call = node.name == "record_param_comms" and index >= 3
             if is_call and node.inputs[index] != "wait":
                 calls[int(node.inputs[index - 1])].append(_of_node(node, index))
-    except (ValueError, TypeError, LookupError, RecursionError) as error:
-        raise rank_lines.unreadable(path, "execution trace", error) from None
     return calls
 
 
@@ -294,13 +277,11 @@ def _of_node(node: RecordNode, index: int) -> Said:
     if op == "all_to_all" and not kind.startswith("GenericList"):
         op = "all_to_all_single"  # Of one tensor, in equal parts.
     return Said(
-        op=op,
-        given=_elements(node.inputs[0]),
+        op=op, given=_elements(node.inputs[0]),
         got=_elements(node.outputs[0] if node.outputs else []),
         dtype=kind.removeprefix("GenericList[").removeprefix("Tensor(").rstrip("])"),
-        group=str(node.inputs[index - 2]),
-        splits=str(node.inputs[index + 1]),
-    )
+        group=str(node.inputs[index - 2]), splits=str(node.inputs[index + 1]),
+    )  # fmt: skip
 
 
 def _elements(value: list[Any]) -> int:

@@ -56,7 +56,6 @@ class Communicator:
 
     @cached_property
     def choices(self) -> tuple[Choice, ...]:
-        """Return what NCCL chose for its collectives."""
         return tuple(dict.fromkeys(choice for comm in self.comms.values() for choice in comm.choices))
 
     def wired(self, rank: int, name: str) -> Wired:
@@ -64,15 +63,12 @@ class Communicator:
         comm, is_first = self.comms[rank], rank == min(self.comms)
         links = dict.fromkeys(chain.from_iterable(piece.links for piece in comm.pieces))
         return Wired(
-            group=name,
-            host=comm.device.host,
-            device=comm.device.number,
+            group=name, host=comm.device.host, device=comm.device.number,
             channels=max((piece.channels for piece in comm.pieces), default=0),
             links=tuple(link for link in links if link.to < self.size),
-            rings=self.rings if is_first else (),
-            choices=self.choices if is_first else (),
+            rings=self.rings if is_first else (), choices=self.choices if is_first else (),
             switch=comm.device in self._switched,
-        )
+        )  # fmt: skip
 
 
 class NcclLog(Log):
@@ -119,7 +115,6 @@ class NcclLog(Log):
 
     @cached_property
     def _rank_of(self) -> dict[Device, int]:
-        """Return the job's rank on each GPU."""
         return {comm.device: rank for rank, comm in self._world.comms.items()}
 
     def _members(self, group: Communicator) -> tuple[int, ...]:
@@ -132,7 +127,6 @@ class NcclLog(Log):
         return () if min(ranks) < 0 or len(set(ranks)) < len(ranks) else tuple(ranks)
 
     def ranks(self) -> list[Lines]:
-        """Return the lines of each rank of the largest communicator."""
         if not self.lines:
             return []
         world = self._world
@@ -214,15 +208,11 @@ def _add(rank: ForeignRank, group: Communicator, call: LoggedCall) -> None:
     """Add a call. Its times are its number: the log has none."""
     op = call.op
     rank.add(
-        op,
-        group.name,
-        (_tensor(call, group.size if op in GIVEN_TO_EACH else 1),),
+        op, group.name, (_tensor(call, group.size if op in GIVEN_TO_EACH else 1),),
         (_tensor(call, group.size if op in GOT_OF_EACH else 1),),
-        peer=call.root if call.root < group.size else -1,
-        root=call.root if op in ROOTED else None,
-        start_ns=call.number,
-        ended_by=NOT_OBSERVED,
-    )
+        peer=call.root if call.root < group.size else -1, root=call.root if op in ROOTED else None,
+        start_ns=call.number, ended_by=NOT_OBSERVED,
+    )  # fmt: skip
 
 
 def _tensor(call: LoggedCall, parts: int) -> TensorInfo:

@@ -133,7 +133,6 @@ class Log:
         self._calls: Counter[Device] = Counter()
 
     def take(self, path: Path, data: bytes) -> bool:
-        """Return whether this is a log; keep what it says of rings, links and calls."""
         if MARK.encode() not in data or data[:2] == b"PK":
             return False
         for line in data.split(b"\n"):
@@ -232,12 +231,10 @@ class Log:
         # Older logs, which tell a time too, count what all ranks give or get together.
         together = time is not None and op in ("AllGather", "ReduceScatter")
         choice = Choice(
-            OPS.get(op, op),
-            int(size) // (comm.size if together else 1),
-            _named(algorithm, ALGORITHMS),
-            _named(protocol, PROTOCOLS),
+            OPS.get(op, op), int(size) // (comm.size if together else 1),
+            _named(algorithm, ALGORITHMS), _named(protocol, PROTOCOLS),
             () if first is None else (int(first), int(last)),
-        )
+        )  # fmt: skip
         comm.choices[choice] = None
         return True
 

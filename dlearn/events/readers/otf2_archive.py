@@ -55,7 +55,6 @@ class Otf2:
         return data.startswith((ANCHOR, *LOCAL))
 
     def ranks(self) -> list[Lines]:
-        """Return the lines of each rank."""
         if len(self._anchors) > 1:
             names = " and ".join(path.name for path in self._anchors[:2])
             raise rank_lines.refused(f"{names} are two OTF2 archives: give one job.")
@@ -87,16 +86,12 @@ def tell() -> None:
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
-    sys.stdout.buffer.write(msgspec.json.encode(_read_here(Path(sys.argv[1]))))
-
-
-def _read_here(path: Path) -> list[Lines]:
     otf2 = optional("otf2", needed_by="an OTF2 archive")
-    with otf2.reader.open(str(path)) as archive:
+    with otf2.reader.open(sys.argv[1]) as archive:
         job = _MpiJob(archive)
         for location, event in archive.events:
             job.see(location, event)
-        return job.lines()
+        sys.stdout.buffer.write(msgspec.json.encode(job.lines()))
 
 
 class _MpiRank(ForeignRank):
@@ -127,7 +122,6 @@ class _MpiRank(ForeignRank):
                     self.end(index, at_ns)
 
     def end(self, index: int, at_ns: int) -> None:
-        """Note the end of a call."""
         event = self.events[index]
         self.events[index] = replace(event, end_ns=max(at_ns, event.start_ns), ended_by="leave")
 
@@ -220,7 +214,6 @@ class _MpiJob:
         return name
 
     def lines(self) -> list[Lines]:
-        """Return the lines of each rank."""
         ranks = list(self._ranks.values())
         for rank in ranks:
             rank.unexplained = max(rank.unexplained, 0)
@@ -230,17 +223,9 @@ class _MpiJob:
 
 def _sizes(op: str, sent: int, received: int, ranks: int) -> tuple[int, int]:
     """Return the bytes that a rank gives and gets: Score-P counts data for all ranks once a rank."""
-    match op:
-        case "BCAST":
-            return (sent // ranks, 0) if sent else (0, received)
-        case "ALLREDUCE":
-            return sent // ranks, 0
-        case "ALLGATHER" | "ALLGATHERV":
-            return sent // ranks, received
-        case "REDUCE":
-            return sent, 0
-        case _:
-            return sent, received
+    given = sent // ranks if op in ("BCAST", "ALLREDUCE", "ALLGATHER", "ALLGATHERV") else sent
+    gets_none = op in ("ALLREDUCE", "REDUCE") or (op == "BCAST" and sent > 0)
+    return given, 0 if gets_none else received
 
 
 def _bytes(size: int) -> Tensors:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -125,11 +126,18 @@ def refused(text: str) -> TraceError:
 
 
 def unreadable(path: Path, what: str, why: object) -> TraceError:
-    """Return the error for a file that is damaged."""
     return refused(f"{path}: no {what} that can be read: {str(why)[:200].rstrip('.')}.")
 
 
+@contextmanager
+def readable(path: Path, what: str) -> Iterator[None]:
+    """Refuse the file where what is done in the block shows that it is damaged."""
+    try:
+        yield
+    except (ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:
+        raise unreadable(path, what, error) from None
+
+
 def of_two_jobs(path: Path, other: str, rank: int) -> TraceError:
-    """Return the error for two files of one rank."""
     hint = "give the files of one step of one job"
     return refused(f"{other} and {path.name} are both of rank {rank}: {hint}.")

@@ -162,11 +162,10 @@ def describe_one(tensor: torch.Tensor) -> TensorInfo:
     if not tensor.is_sparse:
         return whole
     indices, values = tensor._indices(), tensor._values()
-    indices_bytes = indices.numel() * indices.element_size()
     return msgspec.structs.replace(
         whole,
-        payload_bytes=indices_bytes + values.numel() * values.element_size(),
-        indices_bytes=indices_bytes if tensor.is_coalesced() else None,
+        payload_bytes=indices.nbytes + values.nbytes,
+        indices_bytes=indices.nbytes if tensor.is_coalesced() else None,
         sparse=True,
     )
 

@@ -3,8 +3,7 @@
 Python, DDP's C++ reducer, FSDP and functional collectives, on any thread, all go through torch's dispatcher as
 `c10d::...` ops. We register a Python kernel for each at the key `BackendSelect`, which lies below autograd and above
 the CPU and CUDA kernels and is free for c10d. It notes the call and forwards it, unchanged, to the kernel that would
-have run without us. (The `Autograd` key would miss functional collectives and inference mode; a kernel instead of the
-CPU one would have to rebuild options that Python cannot read.)
+have run without us. docs/how-it-works.md says why other hooks miss calls.
 
 The end comes from the caller's own wait where it waits at once, else from the future of the Work; see works.py. Of work
 on a GPU, CUDA events give the times: cuda_times.py.
@@ -73,8 +72,7 @@ def _error_text(error: BaseException) -> str:
     return f"{type(error).__name__}: {reason}" if reason else type(error).__name__
 
 
-_LONGEST_REASON = 100
-"""Characters of it that are kept."""
+_LONGEST_REASON = 100  # Characters of it that are kept.
 
 Args = tuple[Any, ...]
 
@@ -111,11 +109,7 @@ class _OpWatch:
                 group, given = args[signature.group], tensors_of(args, signature.gives)
                 peer = args[signature.peer] if signature.peer is not None else None
                 hold(name, ProcessGroup.unbox(group), given, peer=peer)
-            call = None
-            try:
-                call = begins(signature, args)
-            except Exception as error:
-                host.failed(name, error)
+            call = guarded(host, name, begins, signature, args)
             try:
                 result = signature.redispatch(keyset & _AFTER, *args)
             except BaseException as error:
@@ -123,10 +117,7 @@ class _OpWatch:
                     host.end(call.number, by=raises_by, error=_error_text(error))
                 raise
             if call is not None:
-                try:
-                    launched(signature, args, call, result)
-                except Exception as error:
-                    host.failed(name, error)
+                guarded(host, name, launched, signature, args, call, result)
             return result
 
         return kernel

@@ -21,9 +21,10 @@ from mpi4py import MPI
 
 from dlearn.errors import SetupError
 from dlearn.hooks import Emit, Undo
+from dlearn.hooks.callers import class_name
 from dlearn.hooks.mpi import mpi_watch
 from dlearn.hooks.mpi.mpi_watch import Infos, Post, Watch, described, world_ranks
-from dlearn.hooks.patches import Patches, guarded
+from dlearn.hooks.patches import Patches, ended, guarded
 
 Method = Callable[..., Any]
 Given = dict[str, Any]  # The arguments of a call by mpi4py's names of its parameters.
@@ -142,7 +143,7 @@ def _recorded(original: type[Any], name: str, form: Form, report: _Report) -> Me
                 return message
             run = lambda: message  # noqa: E731
         posts = guarded(watch.emit, "a call of mpi4py", report, self, given, data, watch) or []
-        answer = _made(posts, run, by="return")
+        answer = _made(posts, run, by="return", status=status)
         if has_request and posts:
             answer = CLASSES["Request"](answer)
             answer.posts = posts
@@ -154,14 +155,16 @@ def _recorded(original: type[Any], name: str, form: Form, report: _Report) -> Me
     return method
 
 
-def _made(posts: Sequence[Post], run: Callable[[], Any], *, by: str) -> Any:
-    """Make a call, and return its answer; if it raises, that is the end of these."""
+def _made(posts: Sequence[Post], run: Callable[[], Any], *, by: str, status: Any = None) -> Any:
+    """Make a call, and return its answer; if it raises, that is the end of these.
+
+    MPI fills the `status` of a receive that failed, too: of which rank and tag the message was.
+    """
     try:
         return run()
     except BaseException as error:
-        name = "MPI.Exception" if isinstance(error, MPI.Exception) else type(error).__name__
         for post in posts:
-            post(by=by, error=name)
+            post(by=by, status=status, error=class_name(error))
         raise
 
 
@@ -251,8 +254,9 @@ def _waiting(name: str) -> Any:
             status = [] if many else MPI.Status()
         # Each stands for one call, of Isendrecv for two, one of mpi4py's own for none.
         posts = [getattr(request, "posts", ()) for request in ([asked] if alone else asked)]
-        answer = _made([*chain(*posts)], partial(call, asked, status), by="wait")
         statuses: Any = status if many else [status]
+        its_status = status if alone else None
+        answer = _made([*chain(*posts)], partial(call, asked, status), by="wait", status=its_status)
         over = _over(kind, answer, len(posts))
         for index, its_status in zip(over, statuses, strict=False):
             for post in posts[index]:
@@ -286,7 +290,14 @@ def _new_comm(original: type[Any], name: str) -> Method:
     call = getattr(original, name)
 
     def make(self: Any, *args: Any, **kwargs: Any) -> Any:
-        made = call(self, *args, **kwargs)
+        watch = mpi_watch.active
+        if watch is None:
+            return call(self, *args, **kwargs)
+        number = None
+        if not name.startswith("I") and name != "Create_group":  # All members wait.
+            number = guarded(watch.emit, name, watch.meeting, name, self)
+        with ended(watch.emit, number):
+            made = call(self, *args, **kwargs)
         if isinstance(made, tuple):  # With the request of Idup.
             return (_named(self, name, made[0]), *made[1:])
         return _named(self, name, made)

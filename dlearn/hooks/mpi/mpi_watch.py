@@ -15,6 +15,7 @@ from mpi4py import MPI
 
 from dlearn.events.event import NOT_OBSERVED, Collective, Event, GroupFact, PointToPoint, TensorInfo
 from dlearn.events.mpi_facts import CANCELLED, PICKLED, OtherMpiCall, Probe
+from dlearn.events.rendezvous import Rendezvous
 from dlearn.hooks import Emit, gate
 from dlearn.hooks.callers import caller
 from dlearn.hooks.patches import guarded
@@ -60,6 +61,13 @@ class Watch:
         """Report a call of which nothing but the name is read."""
         return [self._post(OtherMpiCall, op=name)]
 
+    def meeting(self, op: str, comm: Any) -> int | None:
+        """Report that a communicator is made, to which all members of `comm` have to come."""
+        site, members = caller(sys._getframe()).site, world_ranks(comm)
+        if len(members) < 2:
+            return None
+        return self.emit.event(Rendezvous, op=op, ranks=members, group=name_of(comm), site=site)
+
     def _post(self, kind: type[Event], room: Infos | None = None, **facts: Any) -> Post:
         """Report that a call begins; with `room`, the end of a receive tells what has come."""
         made_by = caller(sys._getframe())
@@ -71,8 +79,8 @@ class Watch:
         if self.open.pop(number, None) is None:
             return
         facts: dict[str, Any] = {"error": error}
-        if room is not None and status is not None and not error:
-            facts |= guarded(self.emit, "the end of a receive", _learn, room, status) or {}
+        if room is not None and status is not None:
+            facts |= guarded(self.emit, "the end of a receive", _learn, room, status, error) or {}
         self.emit.end(number, by=by, **facts)
 
     def _group(self, comm: Any) -> str:
@@ -171,11 +179,14 @@ def pickled(count: int) -> Infos:
     return _values(count, PICKLED, count)
 
 
-def _learn(room: Infos, status: Any) -> dict[str, Any]:
+def _learn(room: Infos, status: Any, error: str) -> dict[str, Any]:
     """Return peer, tag and what arrived by the status of a receive; or that it was cancelled.
 
     What has as many bytes as there was room for is not described again.
     """
+    if error:
+        known = status.Get_source() != MPI.ANY_SOURCE  # It failed on this rank's message.
+        return {"peer": status.Get_source(), "tag": status.Get_tag()} if known else {}
     if status.Is_cancelled():
         return {"error": CANCELLED}
     got_bytes = status.Get_count(MPI.BYTE)

@@ -132,8 +132,6 @@ class ClockServer:
         asking: set[int] = set()
         closing = False
         while not closing or asking:
-            if closing:
-                store.set_timeout(timedelta(seconds=PATIENCE_SECONDS))
             note = json.loads(store.queue_pop(self._prefix))
             heard_ns = time.monotonic_ns()
             match note["kind"]:
@@ -150,6 +148,7 @@ class ClockServer:
                     store.queue_push(f"{self._prefix}/{note['rank']}", json.dumps(others))
                 case "close":
                     closing = True
+                    store.set_timeout(timedelta(seconds=PATIENCE_SECONDS))
 
     def _ask(self, store: Store) -> None:
         """Greet rank 0; if it has another clock, read that now and then, and at the end."""
@@ -205,7 +204,6 @@ class ClockServer:
 
 # Which job ------------------------------------------------------------------------------------------------------------
 
-
 _MPI_VARIABLES = (("PMI_RANK", "PMI_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"))
 """Rank and size by MPICH's and Open MPI's mpiexec. (All processes of one host have the same parent.)"""
 
@@ -252,7 +250,6 @@ def innermost(store: Store | None) -> Store | None:
 
 
 # The files of other hosts ---------------------------------------------------------------------------------------------
-
 
 PIECE_BYTES, PIECES_AHEAD = 1 << 20, 4
 """Files go through the job's store, which is there (no port, no password, no shared disk), but slow, and its memory

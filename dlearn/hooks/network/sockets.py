@@ -43,7 +43,6 @@ _OPEN_CALLS = "agent.client_active_calls", "agent.server_active_calls"
 # struct tcp_info in <linux/tcp.h>: bytes received, not yet sent, sent, and those sent again after a loss.
 _COUNTS = struct.Struct("=128x Q 8x I 52x Q Q")
 
-
 _rpc_inodes: set[int] = set()  # RPC's connections, for a later recording of this process.
 
 

@@ -1,8 +1,7 @@
 """Turn the RPC agent's own log on, and off again.
 
-The level is a variable of torch's C++ library; set to -1 before an agent is made, the agent logs every message. A
-cluster reads the stderr of its ranks and takes these lines out. Anywhere else a small process does: stderr becomes a
-pipe to it, and it writes everything else to where stderr led before.
+The level is a variable of torch's C++ library; at -1, set before an agent is made, it logs every
+message. events/agent_log.py takes these lines out of stderr, for a script in a small process.
 """
 
 from __future__ import annotations

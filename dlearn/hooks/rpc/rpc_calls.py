@@ -8,6 +8,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
+from traceback import walk_stack
 from types import FrameType
 from typing import Any
 
@@ -112,9 +114,7 @@ def _call_cpp(
             return
 
         def answer(value: Any) -> dict[str, Any]:
-            """Describe a reply that has never passed Python by what the caller gets."""
-            watch_crossings(calls, tensors_in(value), context, worker.id)
-            return {"result": result_of_cpp(value)}
+            return {"result": result_of_cpp(calls, value, context, worker.id)}
 
         calls.futures.watch(number, result, answer)
 
@@ -142,12 +142,12 @@ def _note_call(
     )
 
 
-def _sync_or_async(frame: FrameType | None) -> str:
+def _sync_or_async(frame: FrameType) -> str:
     """Return which of the two called `_invoke_rpc`: only the stack knows."""
-    for _ in range(12):  # The hook has six frames of its own, an RRef's method some more.
-        if frame is not None and frame.f_code.co_name in ("rpc_sync", "rpc_async"):
-            return frame.f_code.co_name
-        frame = frame.f_back if frame is not None else None
+    # The hook has six frames of its own, an RRef's method some more.
+    for calling, _ in islice(walk_stack(frame), 12):
+        if calling.f_code.co_name in ("rpc_sync", "rpc_async"):
+            return calling.f_code.co_name
     return "rpc_async"
 
 

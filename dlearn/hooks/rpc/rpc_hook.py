@@ -24,7 +24,7 @@ from torch._C._distributed_autograd import _retrieve_context
 from torch._C._distributed_rpc import PyRRef, _get_current_rpc_agent, _is_current_rpc_agent_set
 from torch.distributed.rpc import api, backend_registry
 
-from dlearn.events.event import RpcResult, RpcWindow, Worker
+from dlearn.events.event import RpcWindow, Worker
 from dlearn.hooks import Undo
 from dlearn.hooks.c10d.works import outcome_of
 from dlearn.hooks.callers import caller
@@ -32,14 +32,7 @@ from dlearn.hooks.host import Host
 from dlearn.hooks.patches import Patches, ended, guarded
 from dlearn.hooks.rpc.autograd import Graph
 from dlearn.hooks.rpc.rpc_calls import watch_callers, watch_pickler
-from dlearn.hooks.rpc.rpc_state import (
-    RpcCalls,
-    result_of_cpp,
-    tensors_in,
-    this_thread,
-    watch_crossing,
-    watch_crossings,
-)
+from dlearn.hooks.rpc.rpc_state import RpcCalls, result_of_cpp, this_thread, watch_crossing
 
 
 def install(host: Host) -> Undo:
@@ -130,13 +123,10 @@ def watch_windows(calls: RpcCalls, patches: Patches) -> None:
             calls.fetched.discard(this_thread())
             value = original(rref, *args, **kwargs)
             if op == "to_here" and this_thread() not in calls.fetched:
-                facts["result"] = guarded(host, "a fetched value", fetched_from_cpp, value, owner)
+                # It has not passed the pickler: the result of a builtin.
+                known = calls, value, context, owner
+                facts["result"] = guarded(host, "a fetched value", result_of_cpp, *known)
         return value
-
-    def fetched_from_cpp(value: Any, owner: int) -> RpcResult:
-        """Describe an RRef's value that has not passed the pickler: the result of a builtin."""
-        watch_crossings(calls, tensors_in(value), calls.known_context(), owner)
-        return result_of_cpp(value)
 
     def new_context(context: Any) -> None:
         number = context._context_id()

@@ -127,11 +127,15 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     return list({id(item): item for item in flatten(value) if isinstance(item, torch.Tensor)}.values())
 
 
-def result_of_cpp(value: Any) -> RpcResult:
-    """Describe a value that C++ has packed: its tensors; the size of an error, which travels as its text."""
+def result_of_cpp(calls: RpcCalls, value: Any, context: int | None, sender: int) -> RpcResult:
+    """Describe a value that C++ has packed, and watch the gradients that go back for it.
+
+    Its tensors are described; of an error the size, which travels as its text.
+    """
     if isinstance(value, Exception):
         return RpcResult(pickled_bytes=len(str(value).encode()))
     tensors = tensors_in(value)
+    watch_crossings(calls, tensors, context, sender)
     return RpcResult(describe_all(tensors), needs_grad=any(tensor.requires_grad for tensor in tensors))
 
 
@@ -168,9 +172,9 @@ def watch_return(calls: RpcCalls, context: int, to: int) -> None:
 
     def arrived(gradients: Sequence[torch.Tensor | None], _: object) -> None:
         now = time.monotonic_ns()
-        times = {"start_ns": now, "end_ns": now, "ended_by": "return"}
-        gradient = partial(_gradients, calls, "gradient", gradients, to=to, context=context, message=message, **times)
-        guarded(calls.host, "a gradient that comes", gradient)
+        facts = {"to": to, "context": context, "message": message, "start_ns": now, "end_ns": now}
+        report = partial(_gradients, calls, "gradient", gradients, ended_by="return")
+        guarded(calls.host, "a gradient that comes", report, **facts)
 
     sent[message].register_hook(arrived)
 

@@ -63,7 +63,6 @@ class ExchangeTable:
 
     @classmethod
     def of(cls, exchanges: Sequence[RpcExchange], events: EventTable, known: Workers) -> Self:
-        """Return the table of these exchanges."""
 
         def row(event: Event | None) -> int:
             return -1 if event is None else events.row_of(event.rank, event.number)
@@ -97,20 +96,11 @@ class ExchangeTable:
         dst = events.of_firsts(lambda first: known.rank(getattr(first, "to", None)), np.int64)
         kind = events.of_firsts(lambda first: _KINDS.index(rpc.kind_of_call(first)), np.intp)
         return cls(
-            events=events,
-            known=known,
-            src=events.rank[call],
-            dst=dst[call],
-            kind=kind[call],
-            known_by=np.full(len(call), _KNOWN_BY.index("python")),
-            call=call,
-            run=run,
-            reply=reply,
-            arrival=np.full(len(call), -1),
-            cause=call,
-            context=numbers_of(events, call, "context"),
+            events=events, known=known, src=events.rank[call], dst=dst[call], kind=kind[call],
+            known_by=np.full(len(call), _KNOWN_BY.index("python")), call=call, run=run, reply=reply,
+            arrival=np.full(len(call), -1), cause=call, context=numbers_of(events, call, "context"),
             requests={},
-        )
+        )  # fmt: skip
 
     def _logged(self, name: str, seen: Column) -> Column:
         """Return this number as the agents' logs have it, else as Python saw it."""
@@ -161,7 +151,6 @@ class ExchangeTable:
 
     @property
     def is_logged(self) -> Mask:
-        """Return which requests stand in an agent's log."""
         return np.asarray(self.request_id != NONE)
 
     @property
@@ -172,10 +161,7 @@ class ExchangeTable:
 
     @cached_property
     def groups(self) -> tuple[Rows, Rows]:
-        """Return the group of each exchange, and the first exchange of each group.
-
-        All of a group have the same ranks, kind, function, tensors, sizes and errors.
-        """
+        """Return the group of each exchange, and the first exchange of each group."""
         present = [self.is_logged, self.received_ns != NONE, self.after_backward]
         present += [(self.reply_sent_ns != NONE) | (self.reply_received_ns != NONE)]
         length = np.searchsorted(_LONGEST, self.context, side="right")
@@ -221,7 +207,6 @@ class Exchanges(Lazy[RpcExchange]):
         return len(self.rows)
 
     def at(self, places: Rows) -> list[RpcExchange]:
-        """Return the exchanges at these indices."""
         return self.table.made(self.rows[places])
 
 

@@ -44,7 +44,6 @@ REPLY_OF = {
     "": "",
 }
 
-
 _FIELDS = {
     "is sending request": "sending_ns",
     "received request": "received_ns",
@@ -248,10 +247,7 @@ class RequestMatcher:
         return [each for each in self._all_within(window) if each not in self._matched]
 
     def match(
-        self,
-        exchange: RpcExchange,
-        window: TimeWindow,
-        mismatch: Callable[[Request], int] = _sent,
+        self, exchange: RpcExchange, window: TimeWindow, mismatch: Callable[[Request], int] = _sent
     ) -> Request | None:
         """Give an exchange the request that fits best of those that are or can be made free."""
         self._windows[exchange] = window, mismatch
@@ -267,7 +263,6 @@ class RequestMatcher:
         cause: Event | None = None,
         context: int | None = None,
     ) -> RpcExchange:
-        """Return an exchange of this request."""
         exchange = RpcExchange(request.src, request.dst, kind, known_by, cause=cause, context=context)
         self._assign(request, exchange)
         self.exchanges.append(exchange)

@@ -41,7 +41,6 @@ class Rpc:
 
     @property
     def logged(self) -> int:
-        """Count the requests that stand in the agents' logs."""
         return int(self.exchanges.table.is_logged[self.exchanges.rows].sum())
 
     @property
@@ -65,10 +64,7 @@ class Rpc:
         return (*self.gaps, sentence)
 
     def of(self, events: Events) -> Rpc:
-        """Return the exchanges that these events caused.
-
-        That is by a call, a window, or all of a context or a backward pass that they began.
-        """
+        """Return what these events caused, by a call, a window, or a context or pass they began."""
         table = self.exchanges.table
         opened: dict[str, list[int]] = {"context": [], "backward": []}
         for window in events.of(RpcWindow):
@@ -149,10 +145,7 @@ _IMPOSSIBLE_NS = 10**12
 
 
 def _mismatch(exchange: RpcExchange, request: Request) -> int:
-    """Return how far Python's times at both ends, in ns, are from the log's of this request.
-
-    A wrong order counts most.
-    """
+    """Return how many ns Python's times are off from the request's; a wrong order counts most."""
     call, run, reply = exchange.call, exchange.run, exchange.reply
     assert call is not None
     steps = [(call.start_ns, request.sending_ns), (request.answered_ns, call.end_ns)]
@@ -198,8 +191,7 @@ def _add_fetched_value(exchange: RpcExchange, window: RpcWindow, saw: Seen) -> N
 def _backward(saw: Seen, requests: RequestMatcher, known: Workers) -> None:
     """Match gradients to the execution of a recv node, else to the work on a gradient that came.
 
-    Then it is the last request that came in this backward pass before that work. The last gradient
-    chooses first.
+    Then it is the last request that came in this pass before that; the last gradient chooses first.
     """
     for window in rpc.shortest_first(saw.windows["crossing"]):
         dst = known.by_id.get(window.to) if window.to is not None else None

@@ -97,10 +97,7 @@ AS_ITS_OPERATION = Content()
 
 
 class MessageColumns(NamedTuple):
-    """The fields of `Message` as numbers; NONE where there is none.
-
-    `operation` is a place among the operations, `how` one in HOWS, `content` one in `contents`.
-    """
+    """The fields of `Message` as numbers, or NONE; `operation`, `how` and `content` are places."""
 
     operation: Rows
     src: Rows
@@ -115,7 +112,6 @@ class MessageColumns(NamedTuple):
     content: Rows
 
     def of(self, chosen: Rows | Mask) -> MessageColumns:
-        """Return some of these rows."""
         return MessageColumns(*(column[chosen] for column in self))
 
     def made(
@@ -154,10 +150,7 @@ def _column(parts: Sequence[MessageColumns], name: str) -> np.ndarray:
 
 
 def order_of_sending(parts: Sequence[MessageColumns], operations: Operations) -> Rows:
-    """Return the order in which the messages of all parts were sent.
-
-    A derived time is a share of the operation's; one without a time is at the operation's first call.
-    """
+    """Return the order of sending; what has no time is taken at its operation's first call."""
     operation, sent_ns, step = (_column(parts, name) for name in ("operation", "sent_ns", "step"))
     unknown = sent_ns == NONE
     sent_ns[unknown] = operations.start_ns[operation[unknown]]
@@ -200,7 +193,6 @@ class Messages(Lazy[Message], Shown):
 
     @property
     def missing(self) -> Mask:
-        """Return which messages never came."""
         return np.asarray(self.columns.how == HOWS.index("missing"))
 
     @property
@@ -215,7 +207,6 @@ class Messages(Lazy[Message], Shown):
 
     @cached_property
     def reasons(self) -> tuple[tuple[Operation, Reason], ...]:
-        """Return each operation that gave no message, with the reason."""
         return tuple((self.operations[place], reason) for place, reason in self._reasons)
 
     @property

@@ -99,10 +99,7 @@ class Operation:
         return self.describe()
 
     def describe(self, *, most: int = EVERY_PARAMETER, tagged: bool = True, tensors: str = "") -> str:
-        """Return what travels, with `most` parameters of a bucket and the tag if `tagged`.
-
-        `tensors` stands for the tensors, instead of their own text.
-        """
+        """Return what travels, with `most` parameters, and `tensors` in place of their own text."""
         if self.bucket is not None:
             return bucket_text(self.bucket, most)
         if self.role:
@@ -206,6 +203,7 @@ class OperationTable:
     """The ends of row i are the events in rows `end_row[first[i] : first[i + 1]]`: members by rank, a send before its
     recv. What it shares with others of such ends says `classes[like[i]]`. `missing` holds the ranks that never called
     it; `labels[label_of[row]]` is what DDP sends in the event of this row, and the first label is none.
+    Columns with a name of `Operation` say the same of every row; NONE stands for no time.
     """
 
     events: EventTable
@@ -284,22 +282,17 @@ class OperationTable:
 
     @cached_property
     def steps(self) -> tuple[Rows, Rows]:
-        """Return the steps of all collectives, one after the other, and where each begins.
-
-        They stand in the order of the algorithm: a rank may post its recv long before.
-        """
+        """Return the steps of all collectives in the algorithm's order, and where each begins."""
         inner = np.flatnonzero(self.outer >= 0)
         step = self.events.of_firsts(lambda first: getattr(first, "step", 0), np.int64)
+        # A rank may post its recv long before.
         order = np.lexsort((inner, self.start_ns[inner], step[self.end_row[self.first[inner]]], self.outer[inner]))
         inner = inner[order]
         return inner, np.searchsorted(self.outer[inner], np.arange(len(self) + 1))
 
     @cached_property
     def kinds(self) -> Column:
-        """Return the same number for operations that differ only in their times.
-
-        One that has steps has a number of its own.
-        """
+        """Return one number for all that differ only in times; one with steps has its own."""
         numbers = {missing: number for number, missing in enumerate(self.missing.values(), 1)}
         absent = np.zeros(len(self), np.int64)
         absent[list(self.missing)] = [numbers[missing] for missing in self.missing.values()]
@@ -311,24 +304,20 @@ class OperationTable:
 
     @cached_property
     def start_ns(self) -> Column:
-        """Return when the first rank called it, in ns."""
         return self.over_ends(np.minimum, self.events.start_ns)
 
     @cached_property
     def last_arrival_ns(self) -> Column:
-        """Return when the last rank called it, in ns."""
         return self.over_ends(np.maximum, self.events.start_ns)
 
     @cached_property
     def end_ns(self) -> Column:
-        """Return when the last rank was done, in ns; NONE if some rank is not, or not seen."""
         end_ns = self.over_ends(np.maximum, self.events.end_ns)
         unknown = self.over_ends(np.minimum, self.events.end_ns) == NONE
         return np.where(unknown | self.is_missing, NONE, end_ns)
 
     @cached_property
     def pending(self) -> Mask:
-        """Return whether some rank is still inside it."""
         return self.over_ends(np.logical_or, self.events.pending)
 
     @cached_property
@@ -363,11 +352,9 @@ class OperationTable:
         return np.asarray(how.reduceat(found, self.first[:-1])) if len(found) else found
 
     def with_an_end(self, chosen: Mask) -> Mask:
-        """Return which have an end among the chosen events."""
         return self.over_ends(np.logical_or, chosen)
 
     def labels_of(self, row: int) -> list[BucketLabel]:
-        """Return what DDP sends in the ends of one operation."""
         ends = self.end_row[self.first[row] : self.first[row + 1]]
         return [self.labels[label] for label in self.label_of[ends].tolist()]
 

@@ -58,9 +58,9 @@ class Calls:
 
 
 class Operations(Lazy[Operation], Shown):
-    """The operations of a trace, in the order of first call. Shows their number by kind and the first ten.
+    """The operations of a trace, in the order of first call: `rows` of `table`, and some columns.
 
-    `rows` are their rows in `table`.
+    Shows their number by kind and the first ten.
     """
 
     def __init__(self, table: OperationTable, rows: Rows, labels: RankNames) -> None:
@@ -76,27 +76,22 @@ class Operations(Lazy[Operation], Shown):
 
     @cached_property
     def start_ns(self) -> Column:
-        """Return when the first rank called each of them, in ns."""
         return self.table.start_ns[self.rows]
 
     @cached_property
     def last_arrival_ns(self) -> Column:
-        """Return when the last rank called each of them, in ns."""
         return self.table.last_arrival_ns[self.rows]
 
     @cached_property
     def end_ns(self) -> Column:
-        """Return when the last rank was done, in ns; NONE if some rank is not, or not seen."""
         return self.table.end_ns[self.rows]
 
     @property
     def first_ends(self) -> Rows:
-        """Return the row of the first end of each in the table of events."""
         return self.table.end_row[self.table.first[self.rows]]
 
     @property
     def is_call(self) -> Mask:
-        """Return which are calls of RPC or of a service."""
         return self.table.is_call[self.rows]
 
     def unusual(self) -> list[Operation]:
@@ -108,10 +103,7 @@ class Operations(Lazy[Operation], Shown):
         return self.groups(np.arange(len(self)))
 
     def groups(self, places: Rows | None = None) -> list[tuple[Operation, Rows]]:
-        """Return groups of operations (those with these indices) that differ only in their times.
-
-        Of each group, one operation, and the indices of all. One with steps is a group of its own.
-        """
+        """Return one of each group that differs only in times, and the indices of all in it."""
         if places is None:
             return self._all_groups
         kinds = self.table.kinds[self.rows[places]]
@@ -144,7 +136,6 @@ class Operations(Lazy[Operation], Shown):
         return Operations(self.table, rows, self.labels), places
 
     def times(self, places: Rows) -> TransferTimes:
-        """Return the times of operations of a group."""
         return self.table.times(self.rows[places])
 
     @cached_property
@@ -157,16 +148,9 @@ class Operations(Lazy[Operation], Shown):
         places = {name: number for number, name in enumerate(dict.fromkeys(names))}
         op = np.fromiter((places[name] for name in names), np.intp, len(names))
         operation = np.repeat(np.arange(len(self)), counts)
-        return Calls(
-            operation,
-            events.rank[rows],
-            events.start_ns[rows],
-            events.end_ns[rows],
-            events.pending[rows],
-            self.last_arrival_ns[operation],
-            tuple(places),
-            op[events.like[rows]],
-        )
+        spans = events.start_ns[rows], events.end_ns[rows], events.pending[rows]
+        last_arrival_ns, called = self.last_arrival_ns[operation], op[events.like[rows]]
+        return Calls(operation, events.rank[rows], *spans, last_arrival_ns, tuple(places), called)
 
     def to_frame(self) -> pandas.DataFrame:
         """Return a row an operation (needs pandas); docs/own-questions.md has the columns."""

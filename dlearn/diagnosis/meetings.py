@@ -1,0 +1,123 @@
+"""Calls in which processes wait for others to come: which have come, and which are missing."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from dlearn.events.event import Counters
+from dlearn.events.process import Process
+from dlearn.events.rendezvous import Rendezvous
+from dlearn.join.selection import once
+from dlearn.trace import Trace
+
+_IN_VAIN = ("DistStoreError", "KeyboardInterrupt")
+"""Errors of a call that has waited until its timeout, or until the job was ended."""
+
+
+class Absent(NamedTuple):
+    """A rank, or worker of RPC, that has not come; `rank` is its process's, if there is one."""
+
+    who: int | str
+    rank: int | None
+
+
+class Meeting(msgspec.Struct, frozen=True):
+    """The `calls` of processes that wait for each other, and for those `absent`.
+
+    `known`: who is wanted. Of ranks that are `unseen`, as on another host, the file is not here.
+    The calls are `apart` if all have come, and give the group that they make different names.
+    The ranks `namesakes` made another group of the same name last: who meets whom is chance.
+    """
+
+    calls: tuple[Rendezvous, ...]
+    absent: tuple[Absent, ...]
+    unseen: tuple[int, ...]
+    known: bool
+    apart: bool
+    namesakes: tuple[int, ...]
+
+    @property
+    def inside(self) -> tuple[int, ...]:
+        return tuple(call.rank for call in self.calls)
+
+
+@once
+def open_rendezvous(trace: Trace) -> dict[int, Rendezvous]:
+    """Return by rank the call in which a process waits for others, or waited until its end."""
+    found: dict[int, Rendezvous] = {}
+    for process in trace.processes:
+        for call in process.rendezvous:
+            if call.pending or (call.error in _IN_VAIN and _was_last(call, trace)):
+                found.setdefault(process.rank, call)
+    return found
+
+
+def _was_last(call: Rendezvous, trace: Trace) -> bool:
+    """Return whether its process has begun nothing else after it."""
+    table = trace.table
+    later = (table.rank == call.rank) & (table.start_ns > (call.end_ns or call.start_ns))
+    return not np.any(later & ~table.is_a(Counters))
+
+
+@once
+def meetings(trace: Trace) -> tuple[Meeting, ...]:
+    """Find every rendezvous in which processes wait, by their ranks."""
+    calls = defaultdict(list)
+    by_rank = {process.rank: process for process in trace.processes}
+    for rank, call in sorted(open_rendezvous(trace).items()):
+        calls[_what(call), _count(by_rank[rank], call)].append(call)
+    return tuple(_meeting(together, times, trace) for (_, times), together in calls.items())
+
+
+def _meeting(calls: list[Rendezvous], times: int, trace: Trace) -> Meeting:
+    first = calls[0]
+    wanted: Iterable[int | str] = first.names or first.ranks or range(first.size)
+    people = _people(first, trace)
+    inside = {call.rank for call in calls}
+    launched = any(process.header.world_size for process in trace.processes)
+    absent, unseen = [], []
+    for who in wanted:
+        process = people.get(who)
+        if process is None and launched and isinstance(who, int):
+            unseen.append(who)
+        elif process is None:
+            absent.append(Absent(who, None))
+        elif process.rank not in inside and _count(process, first) <= times:
+            absent.append(Absent(who, process.rank))
+    apart = len({call.group for call in calls}) > 1 and not (absent or unseen)
+    namesakes = []
+    for process in trace.processes:
+        last = process.rendezvous[-1] if process.rendezvous else first
+        if first.group and last.group == first.group and last.ranks != first.ranks:
+            namesakes.append(process.rank)
+    called = (tuple(calls), tuple(absent), tuple(unseen))
+    return Meeting(*called, bool(wanted), apart, tuple(namesakes))
+
+
+def _what(call: Rendezvous) -> tuple[object, ...]:
+    """Return what is equal in the calls that are to meet."""
+    return call.names, call.ranks, call.size, bool(call.name)
+
+
+def _count(process: Process, call: Rendezvous) -> int:
+    """Count the rendezvous of this kind that a process has come out of."""
+    over = (each for each in process.rendezvous if each.end_ns is not None and not each.failed)
+    return sum(_what(each) == _what(call) for each in over)
+
+
+def _people(call: Rendezvous, trace: Trace) -> dict[int | str, Process]:
+    """Return the processes by name of a worker, or by rank: of RPC, or of the job."""
+    if call.names:
+        workers = ((each.worker, each) for each in trace.processes)
+        return {worker.name: each for worker, each in workers if worker is not None}
+    found: dict[int | str, Process] = {each.rank: each for each in trace.processes}
+    for process in trace.processes:
+        for made in process.rendezvous:
+            if made.as_rank is not None and bool(made.name) == bool(call.name):
+                found[made.as_rank] = process
+    return found

@@ -1,0 +1,26 @@
+"""Calls that end when other processes have come, and send nothing that is recorded."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from dlearn.events.event import Count, Event
+
+
+class Rendezvous(Event, tag="rendezvous", frozen=True, kw_only=True):
+    """A process waits here for others: for all `ranks`, all of `size`, or the workers `names`.
+
+    `op` is the call as the program wrote it: init_process_group, rpc.shutdown, Split. `group` is
+    the name of the group that is made; members that name it differently do not meet. The process
+    comes `as_rank`; for RPC, by its `name`. A `size` of 0 is not known.
+    """
+
+    op: str
+    ranks: tuple[Count, ...] = ()
+    size: Annotated[int, msgspec.Meta(ge=0, le=2**20)] = 0
+    names: tuple[str, ...] = ()
+    group: str = ""
+    as_rank: Count | None = None
+    name: str = ""
