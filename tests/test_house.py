@@ -144,7 +144,7 @@ LINES = {
     "dlearn/cluster": 3_279,
     "dlearn/collectives": 574,
     "dlearn/course": 1_665,
-    "dlearn/diagnosis": 2_112,
+    "dlearn/diagnosis": 2_128,
     "dlearn/draw": 4_641,
     "dlearn/events": 4_593,
     "dlearn/export": 599,
@@ -159,7 +159,7 @@ LINES = {
     "dlearn/sources": 331,
     "docs": 1_836,
     "notebooks": 11_031,
-    "tests": 15_584,
+    "tests": 15_591,
     "tools": 182,
 }
 SLACK = 0.01  # So far below its budget a folder may be before the budget has to be lowered.
@@ -167,7 +167,7 @@ HABITS = {
     "conditionals inside f-strings": 6,
     "docstrings that begin with no verb": 0,
     "functions of more than 10 branches": 6,
-    "lines over 100 characters": 2_251,
+    "lines over 100 characters": 2_250,
     "statements of more than one comprehension": 37,
 }
 

@@ -89,6 +89,13 @@ def by_different_names(job):
     )
 
 
+def of_another_size(job):
+    """Rank 2 believes that there is one more; the others have come out of it, and wait for rank 2."""
+    come(job, (0, 1, 3), size=4, end_ns=20)
+    come(job, [2], size=5)
+    return "in init_process_group (a.py:5) for rank 0, rank 1 and rank 3; rank 0 called it for 4 ranks and has"
+
+
 def of_one_name(job):
     """Ranks 0 and 2 were luckier than ranks 1 and 3, whose pair has the same name in the same store."""
     come(job, (0, 2), "new_group", ranks=(0, 2), group="1", end_ns=20)
@@ -137,9 +144,9 @@ def mpi(job):
 
 
 KINDS = [
-    rank_that_never_began, still_loading, timed_out, second_time, ended_before, by_one_rank_only, part_of_a_mesh,
-    by_different_names, of_one_name, interrupted, on_another_host, missing_worker, worker_that_works_on,
-    mpi,
+    rank_that_never_began, still_loading, timed_out, second_time, ended_before, by_one_rank_only,
+    part_of_a_mesh, by_different_names, of_another_size, of_one_name, interrupted, on_another_host,
+    missing_worker, worker_that_works_on, mpi,
 ]  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dlearn.diagnosis.hang_detection import Hang, inside, last_seen
 from dlearn.diagnosis.hang_report import NAMES_LISTED, Notes, call_text
 from dlearn.diagnosis.meetings import Absent, Meeting, meetings
-from dlearn.shown import first_few, listed, waits
+from dlearn.shown import count_text, first_few, listed, waits
 from dlearn.trace import Trace
 
 _SITES_LISTED = 3
@@ -61,6 +61,7 @@ def _name(absent: Absent, trace: Trace) -> str:
 def _why_absent(meeting: Meeting, trace: Trace, notes: Notes) -> str:
     """Write ", which is at train.py:5", or what is known of each of several that have not come."""
     doing = {**last_seen(trace), **(notes or {})}
+    last = {process.rank: process.rendezvous[-1:] for process in trace.processes}
     texts, strangers = [], []
     for absent in meeting.absent[:NAMES_LISTED]:
         name = _name(absent, trace)
@@ -71,6 +72,9 @@ def _why_absent(meeting: Meeting, trace: Trace, notes: Notes) -> str:
         does = doing.get(absent.rank, "has not called it")
         if call is not None:
             does = f"is in {call_text(call)}"
+        for came in last[absent.rank]:
+            if came.op == meeting.calls[0].op and came.size != meeting.calls[0].size:
+                does = f"called it for {count_text(came.size, 'rank')} and {does}"
         if len(meeting.absent) == 1:
             return f", which {does}"
         texts.append(f"{name} {does}")

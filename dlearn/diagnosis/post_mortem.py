@@ -67,7 +67,7 @@ def story(trace: Trace) -> list[str]:
     odd = [f"Observed: {each}" for each in seen]
     if len(odd) > _MOST_TOLD:
         odd[_MOST_TOLD:] = [f"Observed: {len(odd) - _MOST_TOLD:,} more of this kind"]
-    fates = [fate(process, trace) for process in ended]
+    fates = _fates(ended, trace)
     told = [f"{sentence}." for sentence in (*fates, *stuck, *odd)]
     told[len(fates) : len(fates)] = training_sentences(trace)
     return told
@@ -84,11 +84,24 @@ def _order_of_ends(process: Process) -> tuple[bool, float]:
     return process.exit_status == -signal.SIGTERM, -math.inf
 
 
-def fate(process: Process, trace: Trace) -> str:
-    """Write "rank 1 was killed by SIGKILL; it was in all_reduce #3 (train.py:14)"."""
+def _fates(ended: Iterable[Process], trace: Trace) -> list[str]:
+    """Write "rank 2 raised OSError at train.py:9; likewise ranks 0, 1 and 3", each fate once."""
+    alike: dict[str, list[Process]] = defaultdict(list)
+    for process in ended:
+        alike[_fate(process, trace)].append(process)
+    texts = []
+    for text, (first, *others) in alike.items():
+        ranks = sorted(each.rank for each in others)
+        again = f"; likewise {trace.labels.together(ranks)}" if ranks else ""
+        texts.append(f"{first.label} {text}{again}")
+    return texts
+
+
+def _fate(process: Process, trace: Trace) -> str:
+    """Write "was killed by SIGKILL; it was in all_reduce #3 (train.py:14)"."""
     if text := raised_text(process):
         # Python ends with status 1 then, if torchrun has not ended it before.
-        return "; ".join(filter(None, (f"{process.label} {text}", _refused_text(process.rank, trace))))
+        return "; ".join(filter(None, (text, _refused_text(process.rank, trace))))
     if process.exit_status is not None:
         text = exit_text(process.exit_status)
         if process.closed and process.exit_status == -signal.SIGABRT:
@@ -103,8 +116,7 @@ def fate(process: Process, trace: Trace) -> str:
     if not where and (place := place_of(process, trace)):
         where = f"was at {place}"
     did = f"it {where}" if where else ""
-    texts = (f"{process.label} {text}", did, _refused_text(process.rank, trace))
-    return "; ".join(filter(None, texts))
+    return "; ".join(filter(None, (text, did, _refused_text(process.rank, trace))))
 
 
 def _refused_text(rank: int, trace: Trace) -> str:
