@@ -583,9 +583,10 @@ def test_a_committed_lesson_tells_before_it_is_trusted_and_plays_after(browser, 
         told = page.locator("li").get_by_text(sentence, exact=True)
         expect(told).to_be_attached()
         assert page.locator("[data-go]").count() == 0, "a button that does nothing"
-        page.keyboard.press("Control+Shift+C")
-        page.keyboard.type("Trust Notebook")
-        page.keyboard.press("Enter")
+        page.get_by_role("menuitem", name="View", exact=True).click()
+        page.locator(".lm-Menu-item", has_text="Activate Command Palette").click()
+        page.locator(".jp-ModalCommandPalette").get_by_role("textbox").fill("Trust Notebook")
+        page.locator(".jp-ModalCommandPalette .lm-CommandPalette-item", has_text="Trust Notebook").click()
         page.locator(".jp-Dialog").get_by_role("button", name="Trust").click()
         ready(page)
         walk(page.locator(".dlearn-player").first)

@@ -159,7 +159,7 @@ LINES = {
     "dlearn/sources": 331,
     "docs": 1_836,
     "notebooks": 11_031,
-    "tests": 15_591,
+    "tests": 15_589,
     "tools": 182,
 }
 SLACK = 0.01  # So far below its budget a folder may be before the budget has to be lowered.
