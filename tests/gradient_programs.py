@@ -38,9 +38,6 @@ def accumulate(ddp: DistributedDataParallel, optimizer: torch.optim.Optimizer, b
     optimizer.zero_grad()
 
 
-# Right ----------------------------------------------------------------------------------------------------------------
-
-
 def clipped_beside_a_local_model_with_evaluations() -> None:
     ddp, optimizer = made()
     local = nn.Linear(16, 16)

@@ -52,9 +52,6 @@ def test_the_layer_whose_gradients_never_came_is_named(own_folder):
     assert told in str(explain(run.trace))
 
 
-# Ranks that part ------------------------------------------------------------------------------------------------------
-
-
 def hung(calls, program, *args):
     return str(explain(end_when(in_calls(*calls), Cluster(1 + len(calls)), program, *args).trace))
 

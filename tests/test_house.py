@@ -148,7 +148,7 @@ LINES = {
     "dlearn/draw": 4_641,
     "dlearn/events": 4_593,
     "dlearn/export": 599,
-    "dlearn/hooks": 4_377,
+    "dlearn/hooks": 4_370,
     "dlearn/join": 4_953,
     "dlearn/lessons": 2_658,
     "dlearn/live": 1_247,
@@ -159,7 +159,7 @@ LINES = {
     "dlearn/sources": 331,
     "docs": 1_836,
     "notebooks": 11_031,
-    "tests": 15_589,
+    "tests": 15_599,
     "tools": 182,
 }
 SLACK = 0.01  # So far below its budget a folder may be before the budget has to be lowered.

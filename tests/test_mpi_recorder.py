@@ -232,10 +232,11 @@ def test_a_receive_that_waits_is_told_while_it_lasts(tmp_path):
     class Told:
         isatty = lambda self: False
         flush = lambda self: None
-        write = lambda self, text: open("told", "a").write(text)
+        write = lambda self, text: "recv #1" in text and open("told", "a").write(text)
     with dlearn.record("t", hang_after=0.5):
         from mpi4py import MPI
         comm = MPI.COMM_WORLD
+        comm.Barrier()
         if comm.Get_rank() == 0:
             sys.stderr = Told()
             comm.Recv(np.empty(4), source=1)
@@ -246,4 +247,20 @@ def test_a_receive_that_waits_is_told_while_it_lasts(tmp_path):
     """
     mpiexec(tmp_path, 2, program)
     told = (tmp_path / "told").read_text()
-    assert "rank 0 waits for rank 1 in recv #1 (program.py:12); rank 1 never sent it" in told
+    assert "rank 0 waits for rank 1 in recv #1 (program.py:13); rank 1 never sent it" in told
+
+
+def test_a_status_that_an_earlier_receive_has_filled_says_nothing_of_one_that_failed(tmp_path):
+    program = """
+    import dlearn, numpy as np
+    from contextlib import suppress
+    with dlearn.record("t"):
+        from mpi4py import MPI
+        comm, status, me = MPI.COMM_WORLD, MPI.Status(), MPI.COMM_WORLD.Get_rank()
+        comm.Sendrecv(np.zeros(1), dest=me, sendtag=5, recvbuf=np.empty(1), source=me, recvtag=5, status=status)
+        with suppress(MPI.Exception):
+            comm.Recv(np.empty(1), tag=-7, status=status)
+    """
+    mpiexec(tmp_path, 2, program)
+    failed = [each for each in Trace.load(tmp_path / "t").of(PointToPoint) if each.error]
+    assert sorted((each.rank, each.peer, each.tag) for each in failed) == [(0, None, -7), (1, None, -7)]

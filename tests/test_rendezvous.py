@@ -176,8 +176,7 @@ LATE = """
 import os, time, torch.distributed as dist, torch.distributed.rpc as rpc
 rank = int(os.environ["RANK"])
 def late(who, file):
-    while rank == who and not os.path.exists(file):
-        time.sleep(0.05)
+    while rank == who and not os.path.exists(file): time.sleep(0.05)
 late(1, "init")
 dist.init_process_group("gloo")
 late(0, "group")
@@ -190,10 +189,10 @@ late(0, "rpc")
 rpc.shutdown()
 """
 SAID = {
-    "init": "rank 0 waits in init_process_group (train.py:8) for rank 1, which is at train.py:6.",
-    "group": "rank 1 waits in new_group (train.py:10) for rank 0, which is at train.py:6.",
-    "subgroups": "rank 0 waits in new_subgroups (train.py:12) for rank 1, which is at train.py:6.",
-    "rpc": "w1 waits in rpc.shutdown (train.py:16) for w0, which is at train.py:6.",
+    "init": "rank 0 waits in init_process_group (train.py:7) for rank 1, which is at train.py:5.",
+    "group": "rank 1 waits in new_group (train.py:9) for rank 0, which is at train.py:5.",
+    "subgroups": "rank 0 waits in new_subgroups (train.py:11) for rank 1, which is at train.py:5.",
+    "rpc": "w1 waits in rpc.shutdown (train.py:15) for w0, which is at train.py:5.",
 }
 
 

@@ -67,26 +67,17 @@ def install(host: Host) -> Undo:
 
 
 def _of_init(
-    backend: Any = None,
-    init_method: Any = None,
-    timeout: Any = None,
-    world_size: int = -1,
-    rank: int = -1,
-    *_: Any,
-    **__: Any,
-) -> Facts:
+    backend: Any = None, init_method: Any = None, timeout: Any = None, world_size: int = -1,
+    rank: int = -1, *_: Any, **__: Any,
+) -> Facts:  # fmt: skip
     by_env = init_method is None or init_method.startswith("env:")
     return {"op": _spelling("init_process_group")} | _ends(rank, world_size, by_env=by_env)
 
 
 def _of_init_rpc(
-    name: str,
-    backend: Any = None,
-    rank: int = -1,
-    world_size: int | None = None,
-    *_: Any,
-    **__: Any,
-) -> Facts:
+    name: str, backend: Any = None, rank: int = -1, world_size: int | None = None,
+    *_: Any, **__: Any,
+) -> Facts:  # fmt: skip
     return {"op": "rpc.init_rpc", "name": name} | _ends(rank, world_size or -1, by_env=False)
 
 

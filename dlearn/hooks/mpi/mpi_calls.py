@@ -158,13 +158,15 @@ def _recorded(original: type[Any], name: str, form: Form, report: _Report) -> Me
 def _made(posts: Sequence[Post], run: Callable[[], Any], *, by: str, status: Any = None) -> Any:
     """Make a call, and return its answer; if it raises, that is the end of these.
 
-    MPI fills the `status` of a receive that failed, too: of which rank and tag the message was.
+    Of a message that was too long MPI fills the `status` all the same: its rank and its tag. After
+    other errors the program's own status may still tell of an earlier message.
     """
     try:
         return run()
     except BaseException as error:
+        too_long = isinstance(error, MPI.Exception) and error.Get_error_class() == MPI.ERR_TRUNCATE
         for post in posts:
-            post(by=by, status=status, error=class_name(error))
+            post(by=by, status=status if too_long else None, error=class_name(error))
         raise
 
 
