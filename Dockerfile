@@ -7,8 +7,8 @@ RUN useradd --create-home student
 COPY . /opt/dlearn
 WORKDIR /opt/dlearn
 RUN python tools/install_torch.py && pip install --no-cache-dir -c constraints.txt ".[lab,mpi]"
-RUN cp -r notebooks /home/student/lessons && chown -R student /home/student/lessons
 USER student
+RUN python course/build.py --students /home/student/lessons
 WORKDIR /home/student/lessons
 EXPOSE 8888
 CMD ["jupyter", "lab", "--ip=0.0.0.0", "--no-browser"]

@@ -13,9 +13,9 @@ demo: .venv/.demo  ## train on three ranks, tell and draw who sent what to whom;
 	.venv/bin/dlearn demo --out demo-out
 	@echo "The demo's files are in $(CURDIR)/demo-out"
 
-lab: .venv/.lab  ## open the quickstart in JupyterLab, reachable from this machine only
-	.venv/bin/jupyter trust notebooks/*.ipynb
-	.venv/bin/jupyter lab --ip=127.0.0.1 --ServerApp.root_dir=. $(allow_root) notebooks/quickstart.ipynb
+lab: .venv/.lab  ## open the lessons in JupyterLab, on this machine only; your work in lab/ stays
+	.venv/bin/python course/build.py --students lab
+	.venv/bin/jupyter lab --ip=127.0.0.1 --ServerApp.root_dir=lab $(allow_root) lab/01-quickstart.ipynb
 
 test: .venv/.test  ## run the quick tests
 	$(call with_times,$(pytest) $(three_at_once))
@@ -65,7 +65,7 @@ paper: .venv/.demo  ## run the claims of the paper on DDP again; figures and ver
 bench: .venv/.bench  ## run every benchmark, one after the other
 	@set -e; for file in $$(grep -l __main__ benchmarks/*.py); do echo "== $$file"; .venv/bin/python "$$file"; done
 
-clean:  ## remove .venv (test-torch's too), demo-out, course-out, site-out and caches; recorded runs in .dlearn stay
+clean:  ## remove .venv (test-torch's too), *-out and caches; lab and recorded runs in .dlearn stay
 	rm -rf .venv .venv-torch-* demo-out course-out site-out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -6,29 +6,36 @@
 Answers are folded where a lesson asks for a prediction. A link that leads nowhere is an error.
 """
 
+import argparse
+import operator
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from inspect import getdoc, isfunction, signature
 from pathlib import Path
+from types import ModuleType
 
 import nbformat
-from build import fold_answers, out_folder
+from build import LINK, ROOT, begin_anew, fold_answers, in_order, with_links
+from nbformat import NotebookNode
 
+import dlearn
 from dlearn.course.catalogue import EXERCISES
 
-ROOT = Path(__file__).parent.parent
 WIDE, HIGH = 135, 52
 """Of a lesson in the map, with the room around it."""
-LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)#\s]+)(#[^)]*)?\)")
 BEFORE = re.compile(r"\*\*Before this:\*\*(.*?)\*\*Takes\*\*\s+about\s+(\d+)", re.DOTALL)
 
 
 def main() -> int:
-    out = out_folder("Make the site of the course.", holds="source")
-    shutil.rmtree(out, ignore_errors=True)
+    parser = argparse.ArgumentParser(description="Make the site of the course.")
+    a_folder = "a new folder, or one made by this"
+    parser.add_argument("--out", metavar="DIR", type=Path, required=True, help=a_folder)
+    out: Path = parser.parse_args().out
+    begin_anew(out, "source")
     write_sources(out / "source")
     command = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--keep-going", "--quiet"]
     done = subprocess.run([*command, "-c", ROOT / "course" / "site", out / "source", out / "html"])
@@ -39,48 +46,28 @@ def main() -> int:
 
 @dataclass(frozen=True)
 class Lesson:
-    """What a lesson's metadata and its head say."""
+    """A lesson's metadata (`ids`, `minutes`, `peak_mb`, `needs`), and what its head says."""
 
     name: str
-    title: str
-    ids: tuple[str, ...]
+    facts: NotebookNode
     student_minutes: str
-    minutes: float
-    memory_mb: int
-    needs: tuple[str, ...]
     before: tuple[str, ...]
-    text: str
 
     @property
     def link(self) -> str:
         return f"[{self.name}](../notebooks/{self.name}.ipynb)"
 
 
-def lessons() -> list[Lesson]:
-    """Return the lessons in the order of notebooks/README.md."""
-    table = (ROOT / "notebooks" / "README.md").read_text(encoding="utf-8").partition("## All lessons")[2]
-    return [read(name) for name in re.findall(r"^\| \[(\w+)\]", table, re.MULTILINE)]
-
-
 def read(name: str) -> Lesson:
     notebook = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
     text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
-    facts, head = notebook.metadata.dlearn, BEFORE.search(text)
-    return Lesson(
-        name=name,
-        title=text.partition("\n")[0].lstrip("# "),
-        ids=tuple(facts.ids),
-        student_minutes=head[2] if head else "-",
-        minutes=facts.minutes,
-        memory_mb=facts.peak_mb,
-        needs=tuple(facts.needs),
-        before=tuple(re.findall(r"\]\((\w+)\.ipynb\)", head[1])) if head else (),
-        text=text,
-    )
+    before, minutes = found.groups() if (found := BEFORE.search(text)) else ("", "-")
+    needs = tuple(re.findall(r"\]\((\w+)\.ipynb\)", before))
+    return Lesson(name, notebook.metadata.dlearn, minutes, needs)
 
 
 def write_sources(source: Path) -> None:
-    every = lessons()
+    every = [read(name) for name in in_order()]
     for folder in ("docs", "notebooks"):
         (source / folder).mkdir(parents=True)
     for lesson in every:
@@ -88,9 +75,9 @@ def write_sources(source: Path) -> None:
         nbformat.write(fold_answers(notebook), source / "notebooks" / f"{lesson.name}.ipynb")
     pages = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))}
     pages["questions.md"] = with_lessons(pages["questions.md"], every)
-    pages["glossary.md"] = with_first_uses(pages["glossary.md"], every)
     pages["teaching.md"] += f"\n{paths()}\n\n## Time, memory and needs\n\n{costs(every)}\n"
     pages["exercises.md"] = exercises()
+    pages["api.md"] = api()
     shutil.copytree(ROOT / "docs" / "pictures", source / "docs" / "pictures")
     (source / "docs" / "map.svg").write_text(drawn_map(every), encoding="utf-8")
     (source / "notebooks" / "README.md").write_text(contents(every), encoding="utf-8")
@@ -104,7 +91,10 @@ def write_sources(source: Path) -> None:
 
 def with_lessons(text: str, every: list[Lesson]) -> str:
     """Add a column of lessons to the table of questions. ValueError if they do not fit."""
-    answered = {id: [each.link for each in every if id in each.ids] for each in every for id in each.ids}
+    answered: dict[str, list[str]] = {}
+    for each in every:
+        for id in each.facts.ids:
+            answered.setdefault(id, []).append(each.link)
     asked = re.findall(r"^\| ([A-Z]+\d+) ", text, re.MULTILINE)
     if {*asked} != {*answered} or len(asked) != len({*asked}):
         raise ValueError(f"docs/questions.md and the lessons differ in: {sorted({*asked} ^ {*answered})}")
@@ -112,17 +102,6 @@ def with_lessons(text: str, every: list[Lesson]) -> str:
     return re.sub(
         r"^(\| ([A-Z]+\d+) .*)$", lambda row: f"{row[1]} {', '.join(answered[row[2]])} |", text, flags=re.MULTILINE
     )
-
-
-def with_first_uses(text: str, every: list[Lesson]) -> str:
-    """Add a column of the first lesson that uses each term to the glossary."""
-    rows = [line for line in text.splitlines() if line.startswith("| ") and not line.startswith("| term")]
-    for row in rows:
-        term = row.split(" | ")[0].removeprefix("| ")
-        pattern = re.compile(r"(?<!\w)" + re.sub(r"\\?[- ]", "[-\\\\s]+", term), re.IGNORECASE)
-        first = next((each.link for each in every if pattern.search(each.text)), "-")
-        text = text.replace(row, f"{row} {first} |")
-    return text.replace("| term | meaning |\n|---|---|", "| term | meaning | first in |\n|---|---|---|")
 
 
 def paths() -> str:
@@ -135,56 +114,68 @@ def paths() -> str:
 def costs(every: list[Lesson]) -> str:
     rows = ["| lesson | a student | runs | memory | needs |", "|---|---|---|---|---|"]
     for each in every:
-        needs = ", ".join(each.needs) or "-"
-        rows.append(
-            f"| {each.link} | {each.student_minutes} min | {each.minutes} min | {each.memory_mb:,} MB | {needs} |"
-        )
+        facts, needs = each.facts, ", ".join(each.facts.needs) or "-"
+        minutes = f"{each.student_minutes} min | {facts.minutes} min"
+        rows.append(f"| {each.link} | {minutes} | {facts.peak_mb:,} MB | {needs} |")
     return "\n".join(rows)
 
 
 def exercises() -> str:
     """Return the task of each exercise, as the library says it."""
-    told = "\n\n".join(
-        f"## {id}\n\n{each.asks}\n\nTried on {', '.join(map(str, each.ranks))} ranks." for id, each in EXERCISES.items()
-    )
-    return (
-        f"# Exercises\n\nEach is graded by `lessons.check(id, f, student=...)`, in a notebook or in pytest.\n\n{told}\n"
-    )
+    text = "# Exercises\n\nEach is graded by `lessons.check(id, f, student=...)`,"
+    text += " in a notebook or in pytest.\n"
+    for id, each in EXERCISES.items():
+        text += f"\n## {id}\n\n{each.asks}\n\nTried on {', '.join(map(str, each.ranks))} ranks.\n"
+    return text
+
+
+def api() -> str:
+    """Return each public name, as the library says it, with the first example of README or tour."""
+    pages = [(ROOT / page).read_text(encoding="utf-8") for page in ("README.md", "docs/tour.md")]
+    examples = re.findall(r"^```python\n.*?^```$", "\n".join(pages), re.MULTILINE | re.DOTALL)
+    text = "# API\n\nThe examples are those of the README and the [tour](tour.md); `tests/test_readme.py` runs them.\n"
+    for name in dlearn.__all__:
+        public = getattr(dlearn, name)
+        inside = public.__all__ if isinstance(public, ModuleType) else ()
+        for full in [name, *(f"{name}.{each}" for each in inside)]:
+            thing = operator.attrgetter(full)(dlearn)
+            told = f"{full}{signature(thing)}\n\n" if isfunction(thing) else ""
+            shown = next((each for each in examples if re.search(rf"\b{full}\(", each)), "")
+            text += f"\n##{'#' * full.count('.')} {full}\n\n```text\n{told}{getdoc(thing)}\n```\n\n{shown}\n"
+    return text
 
 
 def contents(every: list[Lesson]) -> str:
     names = "\n".join(each.name for each in every)
     return (
-        "# Lessons\n\nEach asks a question, lets you predict, and runs real ranks. What came out is folded until you"
-        " have made up your mind. An arrow leads from a lesson to one that builds on it.\n\n"
+        "# Lessons\n\nEach asks a question, lets you predict, and runs real ranks. Predict, then unfold what came"
+        " out. A line leads from a lesson to one, on its right, that needs it.\n\n"
         "![What builds on what](../docs/map.svg)\n\n"
         f"{paths()}\n\n```{{toctree}}\n:maxdepth: 1\n:caption: All lessons\n\n{names}\n```\n"
     )
 
 
 def index(pages: dict[str, str]) -> str:
-    first = ["teaching.md", "exercises.md", "questions.md", "glossary.md", "reference.md", "tour.md"]
+    first = ["for-a-class.md", "teaching.md", "exercises.md", "questions.md", "glossary.md", "reference.md"]
+    first += ["api.md", "tour.md"]
     rest = [name for name in pages if name not in first]
     listed = "\n".join(f"docs/{name.removesuffix('.md')}" for name in [*first, *rest])
     return (
         "# Who sent what to whom\n\n"
-        "dlearn records every message of a real PyTorch distributed job, and shows it. Begin with the"
-        " [lessons](notebooks/README.md); the shortest path takes 90 minutes:"
+        "dlearn records every message of a real PyTorch distributed job, and shows it. Read the"
+        " [lessons](notebooks/README.md) here, run them by `make lab`. A path of 90 minutes:"
         " [quickstart](notebooks/quickstart.ipynb), [ring_all_reduce](notebooks/ring_all_reduce.ipynb),"
-        " [museum_of_hangs](notebooks/museum_of_hangs.ipynb). For a teacher: [the guide](docs/teaching.md).\n\n"
+        " [museum_of_hangs](notebooks/museum_of_hangs.ipynb). New words: [glossary](docs/glossary.md). For a teacher:"
+        " [for a class](docs/for-a-class.md), and [the guide](docs/teaching.md).\n\n"
         f"```{{toctree}}\n:hidden:\n\nnotebooks/README\n{listed}\n```\n"
     )
 
 
 def without_ways_out(text: str, folder: Path, pages: dict[str, str]) -> str:
     """Turn links to files that are not on the site into plain text."""
-
-    def kept(link: re.Match[str]) -> str:
-        target = link[3]
-        there = target in pages or "://" in target or (folder / target).exists()
-        return link[0] if there else link[2]
-
-    return LINK.sub(kept, text)
+    found = [target for _, _, target, _ in LINK.findall(text)]
+    there = [target for target in found if target in pages or (folder / target).exists()]
+    return with_links(text, dict(zip(there, there, strict=True)))
 
 
 # The map --------------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ def main() -> int:
         prog="python -m ddp_claims",
         description="Run the claims of the paper on DDP on real ranks here; each gets a verdict from what was seen.",
     )
-    parser.add_argument("ids", metavar="ID", nargs="*", help="DD1 ... DD18 (default: all)")
+    parser.add_argument("ids", metavar="ID", nargs="*", help="DD1 ... DD17 (default: all)")
     parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="figures, report.html, verdicts.json")
     options = parser.parse_args()
     try:

@@ -17,7 +17,7 @@ from dlearn import draw
 from dlearn.cluster.this_host import cores
 from dlearn.errors import SetupError
 
-MODULES = """accumulation buckets compression construction hooks interception knobs latency message_size order
+MODULES = """accumulation buckets compression construction interception knobs latency message_size order
     overlapping ready_gradients round_robin rules scaling_out skipping unused"""
 for module in MODULES.split():
     import_module(f"ddp_claims.{module}")

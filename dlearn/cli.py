@@ -7,18 +7,22 @@ import io
 import os
 import sys
 import webbrowser
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from dlearn import doctor
 from dlearn.analysis.telling.explanations import explain as explanation
+from dlearn.analysis.volume.comparing import compare as comparison
 from dlearn.analysis.volume.message_lines import csv_lines, json_lines, text_lines
 from dlearn.errors import DlearnError, SetupError, TraceError, WrongArguments
 from dlearn.events import readers
 from dlearn.events.event import AutogradNode
 from dlearn.join.message_evidence import messages as messages_of
-from dlearn.scripts.command import run
+from dlearn.notices import notice
+from dlearn.scripts.command import late_text, run
+from dlearn.scripts.trace_choice import HoldsTraces, load, selection_options
 from dlearn.trace import Trace
 from dlearn.version import __version__
 
@@ -35,11 +39,6 @@ PICTURES = (
 FORMATS = ("gif", "html", "mermaid", "perfetto")
 """The functions of `dlearn.export` that need a trace and nothing else."""
 
-MARKDOWN = (".md", ".markdown")
-
-File = tuple[Path, Iterable[str] | Iterable[bytes]]
-"""Its place, and what stands in it, in pieces."""
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return the exit code. argparse itself exits with 2 where the arguments are wrong."""
@@ -52,7 +51,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not arguments:
             parser().print_help()
             return WRONG
-        options = parser().parse_args(arguments)
+        options, more = parser().parse_known_args(arguments)
+        if getattr(options, "trace", None) == [] and not any(word.startswith("-") for word in more):
+            options.trace = more  # Behind an option argparse does not look for it.
+        elif more:
+            see = f"see dlearn {options.command.__name__.rstrip('_')} --help"
+            raise WrongArguments(f"unrecognized arguments: {' '.join(more)}; {see}.")
         os.environ.setdefault("MPLBACKEND", "agg")  # pictures go to files, no window
         options.command(options)
         sys.stdout.flush()
@@ -68,7 +72,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+READING = ("explain", "messages", "draw", "export", "compare")
+"""The commands that read a trace, or a part of it; the last one reads two."""
+
+EXAMPLES = {
+    "demo": "--out demo-out",
+    "doctor": "--json",
+    "explain": "traces/train --step 8",
+    "messages": "traces/train --op all_reduce --csv",
+    "compare": "traces/before traces/after --step 8",
+    "import": "dumps/ -o trace",
+    "scrub": "traces/train -o to-send",
+    "draw": "timeline traces/train --step 8 -o timeline.svg",
+    "export": "html traces/train --between 100:200 -o messages.html",
+    "grade": "ring handed-in/ --csv marks.csv",
+    "predictions": "handed-in/",
+}
+
 _TRACE = "its folder, with one .jsonl file per process (of several hosts, the folder from each), or what import takes"
+_NEWEST = f"{_TRACE}; without one the newest in traces/, where dlearn run writes"
 
 
 # What each takes ------------------------------------------------------------------------------------------------------
@@ -82,6 +104,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"dlearn {__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
     made: dict[str, argparse.ArgumentParser] = {}
+    chosen = selection_options()
     for command, text in (
         (demo, "train on handwritten digits on three ranks; tell and draw who sent what to whom"),
         # Only for the list of commands: `main` hands it on before.
@@ -89,25 +112,29 @@ def parser() -> argparse.ArgumentParser:
         (doctor.doctor, "say what works on this machine, and what to do about the rest"),
         (explain, "say in words what a trace holds: who sent what to whom, who died where, who waits for whom"),
         (messages, "print every message of a trace: from, to, bytes, when, what"),
+        (compare, "say how the traffic of two traces differs, in messages and in bytes"),
         (import_, "make a trace of other tools' files: of torch's Flight Recorder or profiler, NCCL's log, OTF2"),
         (scrub, "write a trace again without hosts, paths and names, so that it can be sent"),
         (draw, "draw a trace and save the picture"),
         (export, "write a trace for Perfetto or Mermaid, as a page to step through, or as a GIF"),
-        (lessons, "for a teacher: grade a folder of submissions, or count what a class predicted"),
+        (grade, "for a teacher: grade a folder of submissions, .py and .ipynb, by an exercise"),
+        (predictions, "for a teacher: count what a class predicted, without names"),
     ):
         name = command.__name__.rstrip("_")
-        made[name] = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+        parents = [chosen] if name in READING else []
+        made[name] = commands.add_parser(name, help=text, parents=parents)
+        made[name].description = f"{text[0].upper()}{text[1:]}."
+        made[name].epilog = f"example: dlearn {name} {EXAMPLES.get(name, '')}"
         made[name].set_defaults(command=command)
     where = "folder for the files; those of the same name in it are replaced (default: %(default)s)"
     made["demo"].add_argument("--out", metavar="DIR", type=Path, default="demo-out", help=where)
     made["doctor"].add_argument("--json", action="store_true", help="one object: can_record, and all findings")
     made["draw"].add_argument("kind", metavar="KIND", choices=PICTURES, help=", ".join(PICTURES))
     made["export"].add_argument("format", metavar="FORMAT", choices=FORMATS, help=", ".join(FORMATS))
-    restarted = "of a job that was restarted; from 0 (default: the last)"
-    for name in ("explain", "messages", "draw", "export"):
-        made[name].add_argument("trace", metavar="TRACE", nargs="+", help=_TRACE)
-        made[name].add_argument("--attempt", metavar="N", type=int, help=restarted)
-        made[name].add_argument("--within", metavar="SPAN", help='only what belongs to this span, as "step 3"')
+    for name in READING[:-1]:
+        made[name].add_argument("trace", metavar="TRACE", nargs="*", default=[], help=_NEWEST)
+    for name in ("a", "b"):
+        made["compare"].add_argument(name, metavar=name.upper(), type=Path, help=_TRACE)
     for name in ("import", "scrub"):
         add = made[name].add_argument
         add("files", metavar="PATH", nargs="+", type=Path, help="a file, or a folder or .tar.gz of them")
@@ -117,17 +144,18 @@ def parser() -> argparse.ArgumentParser:
     form.add_argument("--csv", action="store_true", help="the same fields")
     _add_out(made["draw"], "a .svg, .pdf or .png; a file of that name is replaced")
     made["draw"].add_argument("--context", metavar="ID", type=int, help="of distributed autograd (default: the last)")
-    _add_out(
-        made["export"], "a file of that name is replaced; of mermaid a .md holds all diagrams, else each has a file"
-    )
-    kinds = made["lessons"].add_subparsers(metavar="WHAT", dest="what", required=True)
-    stats = kinds.add_parser("stats", help="what a class predicted, without names")
-    stats.add_argument("folder", metavar="FOLDER", help="with all students' dlearn-predictions.json below it")
-    grade = kinds.add_parser("grade", help="grade each .py of a folder by an exercise; one line of CSV each")
-    grade.add_argument("exercise", metavar="EXERCISE", help='as `lessons.check` names it: "ring"')
-    grade.add_argument("folder", metavar="FOLDER", type=Path, help="STUDENT.py each, with a function of that name")
-    grade.add_argument("--function", metavar="NAME", help="the function's name (default: the exercise's)")
-    grade.add_argument("--seconds", metavar="N", type=float, default=120.0, help="for each (default: %(default)g)")
+    _add_out(made["export"], "replaced if there; .md holds all mermaid diagrams, .mmd one each")
+    collected = "with all students' dlearn-predictions.json below it"
+    made["predictions"].add_argument("folder", metavar="FOLDER", help=collected)
+    add = made["grade"].add_argument
+    add("exercise", metavar="EXERCISE", help='as in `lessons.check`: "ring"; another name lists all')
+    of_students = "with STUDENT.py, STUDENT.ipynb, or a folder of each student"
+    add("folder", metavar="FOLDER", type=Path, help=of_students)
+    add("--function", metavar="NAME", help="what to grade (default: what their check() is given)")
+    add("--seconds", metavar="N", type=float, default=120.0, help="for each (default: %(default)g)")
+    marks = made["grade"].add_mutually_exclusive_group()
+    marks.add_argument("--csv", metavar="FILE", type=Path, help="write a CSV instead of the table")
+    marks.add_argument("--json", metavar="FILE", type=Path, help="write Gradescope's results.json")
     return top
 
 
@@ -152,33 +180,73 @@ def demo(options: argparse.Namespace) -> None:
 
 
 def explain(options: argparse.Namespace) -> None:
-    print(explanation(_load(options, tell_problems=False)))
+    try:
+        trace = load(options, quietly=True)
+        print(explanation(trace))
+        if late := late_text(trace):
+            print(f"\n{late[0].upper()}{late[1:]}.")
+    except HoldsTraces as found:
+        print(found.table)
 
 
-def lessons(options: argparse.Namespace) -> None:
+def compare(options: argparse.Namespace) -> None:
+    names = (options.a.name, options.b.name)
+    if names[0] == names[1]:
+        names = (str(options.a), str(options.b))
+    print(comparison(load(options, options.a), load(options, options.b), names=names))
+
+
+def grade(options: argparse.Namespace) -> None:
+    """Grade one student after the other, each told on stderr; a file is written anew after each."""
     from dlearn import lessons
 
-    if options.what == "stats":
-        print(lessons.stats(options.folder))
-        return
-    for line in lessons.grade(options.exercise, options.folder, function=options.function, seconds=options.seconds):
-        print(line, flush=True)
+    file = options.csv or options.json
+    if file:
+        _check_place(file)
+
+    def tell(so_far: Any) -> None:
+        if not so_far.marks:
+            print(f"dlearn: {_AS_YOU}", file=sys.stderr)
+            return
+        done, last = f"{len(so_far.marks)} of {so_far.students}", so_far.marks[-1]
+        took = f"{last.points} of 1 point, {last.seconds:.0f} s"
+        print(f"{done}: {last.student}: {took}", file=sys.stderr, flush=True)
+        if file:
+            with _writing(file):
+                text = so_far.to_csv() if options.csv else so_far.to_json()
+                file.write_text(text, encoding="utf-8")
+
+    limits = {"function": options.function, "seconds": options.seconds}
+    marks = lessons.grade(options.exercise, options.folder, tell=tell, **limits)
+    print(f"{file}: {next(marks.paragraphs())}" if file else marks)
+
+
+_AS_YOU = (
+    "each submission is a program and runs as you: it can read your files and the other"
+    " submissions, and write its own grade. Grade in a container, or as a user without rights."
+)
+
+
+def predictions(options: argparse.Namespace) -> None:
+    from dlearn import lessons
+
+    print(lessons.stats(options.folder))
 
 
 def messages(options: argparse.Namespace) -> None:
-    found = messages_of(_load(options))
+    found = messages_of(load(options))
     lines = json_lines if options.json else csv_lines if options.csv else text_lines
     for line in lines(found):
         print(line)
     if found.unexplained and lines is not text_lines:  # the text ends with it
-        print(f"dlearn: {found}", file=sys.stderr)
+        notice(str(found), alone=True)
 
 
 def import_(options: argparse.Namespace) -> None:
     """Write other tools' files as a trace, and say what it is."""
     _new_folder(options.out)
     for left_out in readers.translate(options.files, options.out):
-        print(f"dlearn: {left_out}", file=sys.stderr)
+        notice(left_out, alone=True)
     print(Trace.load(options.out))
 
 
@@ -209,7 +277,7 @@ def draw(options: argparse.Namespace) -> None:
     _check_place(options.out)
     if options.context is not None and options.kind != "autograd":
         raise WrongArguments("--context chooses one of distributed autograd's: it goes with `draw autograd` only.")
-    trace = _load(options)
+    trace = load(options)
     if options.kind == "autograd":
         contexts = sorted({event.context for event in trace.of(AutogradNode)})
         if options.context is not None and options.context not in contexts:
@@ -220,7 +288,7 @@ def draw(options: argparse.Namespace) -> None:
     else:
         axes = getattr(draw, options.kind)(trace)
     if not axes.has_data():
-        print(f"dlearn: nothing to draw: {axes.get_label()}", file=sys.stderr)
+        raise TraceError(f"nothing to draw: {axes.get_label()}")
     with _writing(options.out):
         draw.save(axes, options.out)
 
@@ -228,62 +296,15 @@ def draw(options: argparse.Namespace) -> None:
 def export(options: argparse.Namespace) -> None:
     """Export a trace. Raise WrongArguments or SetupError without a folder for the file, TraceError without events."""
     _check_place(options.out)
-    trace = _load(options)
+    trace = load(options)
     if not trace.events:
         raise TraceError(f"nothing was recorded in {trace.path}: there is nothing to export.")
-    wanted = _files_of(options.format, trace, options.out)
-    with _writing(options.out):
-        write(wanted)
-    if [path for path, _ in wanted] != [options.out]:
-        print(f"{len(wanted):,} diagrams: {wanted[0][0]} to {wanted[-1][0]}")
-
-
-def _files_of(form: str, trace: Trace, path: Path) -> Sequence[File]:
-    """Return the files to write: of several diagrams of Mermaid one each, or one of Markdown with all."""
     from dlearn import export  # matplotlib takes a moment
+    from dlearn.export.mermaid import files_of
 
-    if form == "gif":
-        return [(path, [export.gif(trace)])]
-    made = getattr(export, form)(trace)
-    if form != "mermaid":
-        return [(path, [made] if isinstance(made, str) else made)]
-    diagrams: Sequence[str] = made
-    if path.suffix.lower() in MARKDOWN:
-        return [(path, [f"```mermaid\n{diagram}```\n\n" for diagram in diagrams])]
-    if len(diagrams) == 1:
-        return [(path, diagrams)]
-    return [(path.with_stem(f"{path.stem}-{number}"), [text]) for number, text in enumerate(diagrams, 1)]
-
-
-def write(wanted: Sequence[File]) -> None:
-    """Write all of them or none: each beside its place, and moved there when all are done."""
-    unfinished = {path: path.with_name(f".{path.name[:100]}.{os.getpid()}.part") for path, _ in wanted}
-    try:
-        for path, pieces in wanted:
-            with unfinished[path].open("wb") as file:
-                file.writelines(piece if isinstance(piece, bytes) else piece.encode() for piece in pieces)
-        for path, part in unfinished.items():
-            part.replace(path)
-    finally:
-        for part in unfinished.values():
-            part.unlink(missing_ok=True)
-
-
-# The trace and the file that were asked for ---------------------------------------------------------------------------
-
-
-def _load(options: argparse.Namespace, *, tell_problems: bool = True) -> Trace:
-    """Load what was asked for; what is damaged or missing in it goes to stderr."""
-    trace = Trace.load(*options.trace, attempt=options.attempt)
-    for problem in trace.problems if tell_problems else ():
-        print(f"dlearn: {problem}", file=sys.stderr)
-    if options.within is None:
-        return trace
-    try:
-        return trace.within(options.within)
-    except TraceError as error:
-        hint = "" if trace.spans else ". dlearn run --steps A:B makes a span of each step"
-        raise WrongArguments(f"{error}{hint}") from None
+    made = getattr(export, options.format)(trace, options.out)
+    if options.format == "mermaid" and len(files := [*files_of(made, options.out)]) > 1:
+        print(f"{len(files):,} diagrams: {files[0]} to {files[-1]}")
 
 
 def _check_place(path: Path) -> None:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import html
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
+
+from dlearn.errors import optional
+
+if TYPE_CHECKING:
+    import pandas
 
 
 class Table(NamedTuple):
@@ -81,6 +86,14 @@ class Result(msgspec.Struct, Shown, frozen=True):
     """A frozen value that shows itself."""
 
     __repr__ = Shown.__repr__
+
+    def records(self) -> Iterable[Mapping[str, object]]:
+        """Return its facts: for each row of `to_frame` the value of each column."""
+        raise NotImplementedError
+
+    def to_frame(self) -> pandas.DataFrame:
+        """Return `records` as a table of pandas (needs pandas); times in ns, sizes in bytes."""
+        return optional("pandas", needed_by="to_frame").DataFrame([*self.records()])
 
 
 def _html(part: Paragraph) -> str:

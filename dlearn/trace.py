@@ -22,6 +22,7 @@ from dlearn.events.rendezvous import Rendezvous
 from dlearn.join import selection
 from dlearn.join.rpc.rpc_kinds import Rpc
 from dlearn.join.selection import Selection
+from dlearn.join.training_phases import numbered_steps, step_of_rows
 from dlearn.join.wait_times import clock_problems
 from dlearn.shown import Shown, first_few
 
@@ -117,7 +118,31 @@ class Trace(Selection, Shown):
         if span not in self.whole.spans:
             known = first_few(self.whole.spans, NAMES_SHOWN) or "none"
             raise TraceError(f"there is no span {span!r} in this trace; its spans are: {known}")
-        return self._keep(self.rows.where(selection.caused_within(self.table, self.whole.met, self.whole.rpc, span)))
+        return self._keep_caused_by(selection.within_span(self.table, span))
+
+    def step(self, number: int) -> Trace:
+        """Return the events of one training step, and their ends on other ranks.
+
+        It is the user's span with this number ("step 3"). Of an unmodified script it goes from DDP's
+        forward pass to the end of the optimizer's step, or from FSDP's optimizer's step to its next, as
+        in `analysis.step_times`.
+        """
+        if f"step {number}" in self.whole.spans:
+            return self.within(f"step {number}")
+        steps = numbered_steps(self.whole)
+        if not steps:
+            text = "no training by DDP or FSDP, and no spans as dlearn.span('step 3')"
+            how = "dlearn run --steps A:B makes spans of steps"
+            raise TraceError(f"this trace has no steps: {text}; {how}")
+        if number not in steps:
+            known = first_few([*map(str, steps)], NAMES_SHOWN)
+            if len(steps) > 2 and [*steps] == [*range(min(steps), max(steps) + 1)]:
+                known = f"{min(steps)} to {max(steps)}"
+            raise TraceError(f"there is no step {number}; this trace has the steps {known}")
+        title = steps[number]
+        if title in self.whole.spans and [*steps.values()].count(title) == 1:
+            return self.within(title)
+        return self._keep_caused_by(step_of_rows(self.whole) == [*steps].index(number))
 
     def between(self, start_ms: float = 0.0, end_ms: float | None = None) -> Trace:
         """Return what began from `start_ms` on, before `end_ms`, in ms from `first_ns`.
@@ -155,6 +180,11 @@ class Trace(Selection, Shown):
                 return number
         known = first_few([*self.labels.values()], NAMES_SHOWN)
         raise TraceError(f"there is no rank {rank!r} in this trace; its ranks are: {known}")
+
+    def _keep_caused_by(self, inside: Mask) -> Trace:
+        whole = self.whole
+        caused = selection.caused_by(inside, self.table, whole.met, whole.rpc)
+        return self._keep(self.rows.where(caused))
 
     def _keep(self, kept: Events, requests: Rpc | None = None) -> Trace:
         if requests is None and self.requests is not None:

@@ -1,38 +1,31 @@
 # ---
 # jupyter:
 #   dlearn:
-#     ids: [MP2, Q8]
+#     ids: [MP2]
 #     minutes: 0.2
 #     needs: []
 #     peak_mb: 800
-#   kernelspec:
-#     display_name: Python 3
-#     language: python
-#     name: python3
 # ---
 
 # %% [markdown]
-# # Collectives: what does each one send, and to whom?
+# # Collectives: what does each one send, and to which rank?
 #
-# **Goals.** You will be able to name nine collectives with the bytes that each rank sends; read the algorithm off the
+# **Goals.** You will be able to say for nine collectives how many bytes each rank sends; recognise the algorithm in the
 # traffic matrix.
 #
 # **Before this:** [send_and_receive](send_and_receive.ipynb). **Takes** about 40 minutes.
 #
-# A *collective* is a call that all ranks make together: broadcast, reduce, all-reduce and so on. The program
-# says **what** everybody has afterwards. It does not say **how** the bytes get there. Does rank 0 send to all,
-# does a message go round in a ring, or through a tree? That is up to the backend, here gloo.
-#
-# So we run nine collectives and look at the wire.
+# A *collective* is a call that all ranks make together: broadcast, reduce, all-reduce and so on. The program says
+# **what** each rank has afterwards, but not **how** the bytes get there: from rank 0 to all ranks, round a ring, or
+# along a tree. The backend decides that; here it is gloo. **How many bytes does each rank send, and to which ranks?**
 
 # %%
-from collections import Counter
 from math import ceil, isclose, log2
 
 import torch
 import torch.distributed as dist
 
-from dlearn import Cluster, draw, lessons, messages, operations, play, span
+from dlearn import Cluster, draw, lessons, messages, span
 from dlearn.analysis import reconcile, traffic
 from dlearn.collectives import ring
 
@@ -44,23 +37,23 @@ def one_of_each(size):
     whole = torch.ones(size // 4)  # S bytes
     part = torch.ones(size // 4 // n)  # S/n bytes
     parts = list(torch.ones(size // 4).chunk(n)) if rank == 0 else None
-    with span("broadcast"):  # everybody gets the S bytes of rank 0
+    with span("broadcast"):  # each rank gets the S bytes of rank 0
         dist.broadcast(whole, src=0)
-    with span("reduce"):  # rank 0 gets the sum of everybody's S bytes
+    with span("reduce"):  # rank 0 gets the sum of all ranks' S bytes
         dist.reduce(whole, dst=0)
-    with span("all_reduce"):  # everybody gets the sum
+    with span("all_reduce"):  # each rank gets the sum
         dist.all_reduce(whole)
     with span("reduce_scatter"):  # each rank gets 1/n of the sum
         dist.reduce_scatter_single(part, whole)
-    with span("all_gather"):  # everybody gets the parts of all
+    with span("all_gather"):  # each rank gets the parts of all
         dist.all_gather_single(whole, part)
     with span("gather"):  # rank 0 gets the parts of all
         dist.gather(part, parts, dst=0)
     with span("scatter"):  # each rank gets its part from rank 0
         dist.scatter(part, parts, src=0)
-    with span("all_to_all"):  # from everybody to everybody a part of its own
+    with span("all_to_all"):  # each rank gets a part from each rank
         dist.all_to_all_single(torch.empty_like(whole), whole)
-    with span("barrier"):  # no data: no rank goes on before all are here
+    with span("barrier"):  # no data: no rank goes on before all have arrived
         dist.barrier()
 
 
@@ -68,49 +61,46 @@ COLLECTIVES = ["broadcast", "reduce", "all_reduce", "reduce_scatter", "all_gathe
 COLLECTIVES += ["gather", "scatter", "all_to_all", "barrier"]
 
 # %% [markdown]
-# `S` is always the size of the **whole**. Where a rank holds only a part (all-gather, gather, scatter), the
-# part has S/n bytes. (`reduce_scatter_single` and `all_gather_single` are the newer names of
-# `reduce_scatter_tensor` and `all_gather_into_tensor`.)
+# `S` is always the size of the **whole** data. Where a rank has only a part (all-gather, gather, scatter), the part has
+# S/n bytes. (`reduce_scatter_single` and `all_gather_single` are the newer names of `reduce_scatter_tensor` and
+# `all_gather_into_tensor`.)
 #
-# **Predict first:** four ranks. How many bytes does one rank send in each collective, as a multiple of S?
-# Take the rank that sends most. And which rank is that?
+# **Predict first:** in a broadcast from rank 0 to three others, how many times S does rank 0 send?
 
 # %%
-my_guess = {"broadcast": None, "reduce": None, "all_reduce": None, "reduce_scatter": None}
-my_guess |= {"all_gather": None, "gather": None, "scatter": None, "all_to_all": None, "barrier": None}
-
+my_broadcast = lessons.predict("collectives.broadcast", None)
 runs = {n: Cluster(n).run(one_of_each, S) for n in (2, 3, 4)}
 
 
 def sent(name, n):
-    """What each rank sent, in bytes."""
+    """Bytes that each rank sent."""
     table = traffic(runs[n].trace.within(name))
     return [table.bytes_from(rank=rank) for rank in range(n)]
 
 
 def pairs(name, n):
-    """Who sent to whom, and how many messages."""
+    """How many messages each rank sent to each other."""
     return traffic(runs[n].trace.within(name)).message_count
 
 
-print(f"{'':15} n   sent by each rank, in S       your guess  messages  from > to")
+print(f"{'':15} n   sent by each rank, in S       messages  from > to")
 for name in COLLECTIVES:
     for n in runs:
         multiples = "  ".join(f"{size / S:5.3f}" for size in sent(name, n))
-        guess = my_guess[name] if n == 4 and my_guess[name] is not None else ""
         count = sum(pairs(name, n).values())
         peers = " ".join(f"{src}>{dst}" for src, dst in sorted(pairs(name, n)))
-        print(f"{name if n == 2 else '':15} {n}   {multiples:28} {guess:>10}  {count:8}  {peers}")
+        print(f"{name if n == 2 else '':15} {n}   {multiples:28}  {count:8}  {peers}")
+my_broadcast and my_broadcast.against(sent("broadcast", 4)[0] / S)
 
 # %% [markdown]
-# Read a row of four ranks. In an all-reduce everybody sends 1.5 S. In a broadcast, rank 0 sends twice, rank 1
-# once, the others nothing. In a reduce rank 0, which wants the sum, also *sends*. Here are the formulas that
-# give every number of the table.
+# Look at the rows of four ranks. In an all-reduce each rank sends 1.5 S. In a broadcast, rank 0 sends S twice, rank 1
+# once, and the others nothing. In a reduce, rank 0 receives the sum, but it also *sends*. The following formulas give
+# every number of the table.
 
 
 # %%
 def formula(name, n):
-    """What each rank sends, as a multiple of S. Rank 0 is the root."""
+    """Bytes that each rank sends, as a multiple of S. Rank 0 is the root."""
     share = (n - 1) / n
     others = range(1, n)
     match name:
@@ -131,6 +121,18 @@ def formula(name, n):
             return [0] * n
 
 
+# %% [markdown]
+# ## Is that true?
+#
+# Gloo does not report which messages it sends. `dlearn` knows gloo's algorithms, and *derives* the messages from them.
+# The kernel is an independent witness: it counts the bytes of every socket. `reconcile` compares the two. Each of
+# gloo's messages has 96 bytes of framing, and the receiver sends 48 bytes back to say that it is ready. Look at the
+# last column: the *residue* is what the kernel counted beyond the prediction.
+
+# %%
+answers = {n: reconcile(runs[n].trace) for n in runs}
+answers[4]
+
 # %% tags=["MP2", "check"]
 for n in runs:
     for name in COLLECTIVES:
@@ -138,25 +140,6 @@ for n in runs:
         assert all(isclose(one, two) for one, two in zip(sent(name, n), expected, strict=True)), (name, n)
     assert max(sent("broadcast", n)) == sent("broadcast", n)[0] == ceil(log2(n)) * S
 
-# %% [markdown]
-# ## Is that true?
-#
-# Gloo does not tell which messages it sends. `dlearn` knows its algorithms, and *derives* the messages from
-# them. So we need a witness that knows nothing of gloo: the kernel. It counts the bytes of every socket.
-#
-# `reconcile` puts both side by side. Each message of gloo has 96 bytes of framing, and the receiver sends 48
-# bytes back to say that it is ready. Look at the last column: the *residue* is what was counted and not
-# explained.
-
-# %%
-answers = {n: reconcile(runs[n].trace) for n in runs}
-answers[4]
-
-# %% [markdown]
-# Not one byte is left over; and this holds for each collective alone, too. (The counters exist on Linux only.
-# On another system the two last columns are empty, and the table above is a prediction.)
-
-# %% tags=["check"]
 for n, result in answers.items():
     if not result.not_measured:
         assert result.exact, n
@@ -164,13 +147,17 @@ for n, result in answers.items():
     print(n, "ranks:", result.sentence)
 
 # %% [markdown]
-# ## Which algorithm does the wire reveal?
+# The residue is 0, also for each collective alone. (Only Linux has these counters. On other systems the last two
+# columns are empty, and the table above is only a prediction.)
 #
-# Take the kernel's numbers alone, of the broadcast. **Predict first:** if rank 0 sent to everybody (a *star*),
-# how many bytes would go from rank 0 to rank 3?
+# ## Which algorithm do the bytes reveal?
+#
+# Now use only the kernel's numbers, for the broadcast. In a *star*, rank 0 would send S and the framing, 1,200,096
+# bytes, to rank 3. In a ring, rank 2 would receive from rank 1. **Predict first:** is it a star, a ring or a tree? In
+# the picture, look at the last two arrows. Must one of them wait for the other?
 
 # %%
-my_guess_0_to_3 = None
+my_shape = lessons.predict("collectives.shape of the broadcast", None, choices=("star", "ring", "tree"))
 
 
 def on_the_wire(name, n=4):
@@ -185,37 +172,24 @@ for name in ("broadcast", "all_reduce", "all_gather"):
     print(name)
     for (src, dst), size in sorted(on_the_wire(name).items()):
         print(f"    {src} > {dst} {size:12,} B")
-print("you guessed from 0 to 3 in a star:", my_guess_0_to_3)
-
-# %% [markdown]
-# A star would show S and the framing, 1,200,096 bytes. In the broadcast there is nothing between 0 and 3. The
-# 48 bytes from 1 to 0 are the answer of a receiver. So it is no star, and no ring either, where rank 2 would
-# hear from rank 1. It is a **binomial tree**: first rank 0 sends to 1; then 0 to 2 and 1 to 3. That makes two rounds
-# for four ranks, and one more whenever n doubles. In the picture, look at the two last arrows: must one of
-# them wait for the other?
-
-# %%
+if my_shape:
+    print(my_shape.against("tree"))
 axes = draw.sequence(runs[4].trace.within("broadcast"))
 
 # %% [markdown]
-# No: they have different senders and different receivers, so both may travel at the same time.
+# Rank 0 sends nothing to rank 3, so it is not a star. (The 48 bytes from 1 to 0 are a receiver saying that it is
+# ready.) It is a **binomial tree**: first rank 0 sends to 1; then 0 sends to 2 and 1 to 3. That takes two rounds for
+# four ranks, and one more whenever n doubles. The last two messages have different senders and receivers, so they can
+# travel at the same time.
 #
-# In the all-reduce every rank sends to rank r-1 only: a **ring to the left**. The number of messages is on the
-# wire, too: what goes to the right is nothing but 12 answers of 48 bytes. In the all-gather, every rank sends
-# to r+1: a **ring to the right**, with half the bytes. Look for the dark cells: below the diagonal, or above?
+# In the all-reduce every rank sends to rank r-1 only: a **ring to the left** (lesson
+# [ring_all_reduce](ring_all_reduce.ipynb)). In the other direction there are only 12 replies of 48 bytes. In the
+# all-gather, every rank sends to r+1: a **ring to the right**, with half the bytes. Are the dark cells below or above
+# the diagonal?
 
 # %%
 axes = draw.traffic(runs[4].trace.within("all_reduce"))
-
-# %%
 axes = draw.traffic(runs[4].trace.within("all_gather"))
-
-# %% [markdown]
-# Why a ring? Go through the all-reduce step by step and look below the picture: a rank's share of a piece goes round,
-# and each rank adds its own to it. After how many of the messages does some rank have a complete sum?
-
-# %%
-play.player(runs[4].trace.within("all_reduce"))
 
 # %% tags=["check"]
 left = {(rank, (rank - 1) % 4) for rank in range(4)}
@@ -236,18 +210,19 @@ for src, dst in left:
     assert on_the_wire("all_gather")[dst, src] == 0.75 * S + 6 * 96
 
 # %% [markdown]
-# Gather, scatter and all-to-all are **direct**: each byte goes straight to where it is wanted. (Bytes and
-# counts do not show the order in time. That the left ring adds in the order we think is shown to the last bit
-# in the lesson on send and receive.)
+# Gather, scatter and all-to-all are **direct**: each byte goes straight to the rank that needs it.
 #
 # ## Four surprises
 #
-# **One: gloo's reduce-scatter is an all-reduce.** Compare the two rows in the first table: the same bytes, the
-# same pairs. Each rank wants one n-th of the sum, and (n-1)/n S is enough for that. Our own ring proves it: it
-# stops when the parts are finished.
+# **One: gloo's reduce-scatter is an all-reduce.** Compare the two rows in the first table: the bytes and the pairs are
+# the same. But each rank needs only one n-th of the sum, and (n-1)/n S is enough for that. dlearn's readable ring sends
+# no more, because it stops when the parts are complete. **Predict first:** how many times as many bytes does gloo send?
 
 
 # %%
+my_factor = lessons.predict("collectives.reduce_scatter", None)
+
+
 def half_a_ring(size):
     n = dist.get_world_size()
     part = torch.empty(size // 4 // n)
@@ -259,8 +234,9 @@ run = Cluster(4).run(half_a_ring, S)
 enough = traffic(run.trace).bytes_from(rank=0)
 gloos = sent("reduce_scatter", 4)[0]
 print(f"our ring sends {enough / S} S, gloo {gloos / S} S: {gloos / enough} times as much")
+my_factor and my_factor.against(gloos / enough)
 
-# %% tags=["Q8", "check"]
+# %% tags=["check"]
 assert all(found == [4.0] for found in run.results.values())
 assert enough == 0.75 * S
 assert gloos == 2 * enough == sent("all_reduce", 4)[0]
@@ -268,65 +244,10 @@ for n in runs:
     assert pairs("reduce_scatter", n) == pairs("all_reduce", n)
 
 # %% [markdown]
-# This matters for **sharded training**. DDP sends the gradients once through an all-reduce. ZeRO-2 reduce-scatters
-# the gradients and all-gathers the new parameters. FSDP (ZeRO-3) gathers the parameters twice, before forward
-# and again before backward, and reduce-scatters the gradients. With a true reduce-scatter, ZeRO-2 costs the same
-# bytes as DDP, and FSDP 1.5 times as many. **Predict first:** how many times as many on gloo?
-
-# %%
-my_zero2_guess, my_fsdp_guess = None, None
-
-ddp, gather = sent("all_reduce", 4)[0], sent("all_gather", 4)[0]
-theory = {"ZeRO-2": (gather + enough) / ddp, "FSDP": (2 * gather + enough) / ddp}
-on_gloo = {"ZeRO-2": (gather + gloos) / ddp, "FSDP": (2 * gather + gloos) / ddp}
-for name, guess in (("ZeRO-2", my_zero2_guess), ("FSDP", my_fsdp_guess)):
-    print(f"{name}: in theory {theory[name]}, on gloo {on_gloo[name]} times DDP; you guessed {guess}")
-
-# %% tags=["Q8", "check"]
-assert theory == {"ZeRO-2": 1.0, "FSDP": 1.5}
-assert on_gloo == {"ZeRO-2": 1.5, "FSDP": 2.0}
-
-# %% [markdown]
-# That was added up from single calls. Here are DDP and FSDP themselves: four layers, three steps, and the bytes
-# of the third. (In the second, DDP sends a few bytes more, to set up its buckets anew.)
-
-
-# %%
-def train(kind):
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-    from torch.nn.parallel import DistributedDataParallel as DDP
-
-    layers = torch.nn.Sequential(*(torch.nn.Linear(256, 256, bias=False) for _ in range(4)))
-    if kind == "DDP":
-        model = DDP(layers)
-    else:
-        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-        for layer in layers:
-            fully_shard(layer, mesh=mesh, reshard_after_forward=True)
-        model = fully_shard(layers, mesh=mesh, reshard_after_forward=True)
-    for step in range(3):
-        with span(f"step {step}"):
-            model(torch.ones(8, 256)).sum().backward()
-
-
-PARAMETERS = 4 * 256 * 256 * 4  # bytes
-one_step = {kind: Cluster(4).run(train, kind).trace.within("step 2") for kind in ("DDP", "FSDP")}
-third = {kind: traffic(trace).bytes_from(rank=0) for kind, trace in one_step.items()}
-for kind, size in third.items():
-    calls = dict(Counter(call.op for call in operations(one_step[kind])))
-    print(f"{kind:5} each rank sends {size / PARAMETERS} times the parameters, by {calls}")
-
-# %% tags=["check"]
-assert third == {"DDP": 1.5 * PARAMETERS, "FSDP": 3 * PARAMETERS}
-assert all(reconcile(trace).exact or answers[4].not_measured for trace in one_step.values())
-
-# %% [markdown]
-# Twice as many, in the real thing. On a backend with a true reduce-scatter it would be 1.5 times. What FSDP
-# saves is memory, not traffic.
+# Sharded training uses reduce-scatters. The lesson [sharding](sharding.ipynb) shows what this costs it.
 #
-# **Two: gloo's reduce wastes bytes when the data are large.** Up to here a reduce on 2 ranks took 1.5 S in
-# all: each rank sends half, then rank 1 sends its finished half to rank 0. We let the data grow.
+# **Two: gloo's reduce wastes bytes when the data are large.** So far, a reduce on 2 ranks took 1.5 S in all: each rank
+# sends one half, then rank 1 sends its finished half to rank 0. Now the data grow.
 
 
 # %%
@@ -352,22 +273,16 @@ with Cluster(2) as cluster:
         assert result.exact or result.not_measured
 
 # %% [markdown]
-# From 4 to 7 MiB the factor jumps to 2, and the kernel counts the same. Gloo passes the data on in pieces, two
-# for each rank, but of at most 1 MiB; so above 2 MiB per rank there are more. Yet it ends its ring two pieces
-# before the round is full, as if there were still two. The extra pieces keep travelling, although no rank
-# needs them. The sum is right all the same: only counting shows them.
-
-# %% tags=["check"]
-assert wasted[1 * MiB] == wasted[4 * MiB] == 1.5
-assert wasted[7 * MiB] == 2.0
-assert wasted[16 * MiB] == 2.25
-
-# %% [markdown]
-# **Three: in an all-to-all, one part is never sent.** Each rank has a part for each rank, itself included. Its
-# own part stays: (n-1)/n S, not S.
+# Between 4 and 7 MiB the factor jumps to 2, and the kernel counts the same. Gloo cuts the data into two pieces for each
+# rank. A piece has at most 1 MiB, so above 2 MiB per rank there are more pieces. But gloo still ends its ring two
+# pieces before the round is complete. The extra pieces keep travelling, although no rank needs them. The sum is right
+# all the same; only the byte count shows the waste.
 #
-# **Four: a barrier sends messages with nothing in them.** All there is on the wire is the framing. In round k
-# each rank tells rank r + 2^k that it is here: after about log2(n) rounds all know of all.
+# **Three: in an all-to-all, one part is never sent.** Each rank has a part for every rank, itself included. Its own
+# part stays, so it sends (n-1)/n S, not S.
+#
+# **Four: a barrier sends empty messages.** Only the framing is on the wire. In round k, rank r tells rank r + 2^k that
+# it has arrived. After ⌈log2 n⌉ rounds every rank knows that all have arrived.
 
 # %%
 barrier = messages(runs[4].trace.within("barrier"))
@@ -387,6 +302,7 @@ for n in runs:
     assert len(found) == n * ceil(log2(n))
     assert {message.dst for message in found if message.src == 0} == {2**k % n for k in range(ceil(log2(n)))}
 assert (len(barrier), framing) == (8, 8 * (96 + 48))
+assert wasted == {1 * MiB: 1.5, 4 * MiB: 1.5, 7 * MiB: 2.0, 16 * MiB: 2.25}
 
 # %% [markdown]
 # ## Answers
@@ -405,15 +321,13 @@ assert (len(barrier), framing) == (8, 8 * (96 + 48))
 # | all_to_all | (n-1)/n S | each other rank | direct |
 # | barrier | ⌈log2 n⌉ messages of 0 B | r + 1, r + 2, r + 4 ... | rounds |
 #
-# **Other backends** answer the same calls with other messages. NCCL, which was not run here, has a
-# [reduce-scatter of its own](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/collectives.html), so
-# do not carry gloo's factor of 2 over to it. For each call it chooses an algorithm; the lesson on trees and
-# rings says how. And between GPUs its bytes go past the sockets that the kernel counts: there this lesson would
-# lose its witness.
+# **Other backends** use other messages. NCCL, which was not run here, has a [reduce-scatter of its
+# own](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/collectives.html), so gloo's factor of 2 does not
+# hold there.
 #
-# ## Exercise
+# ## Exercises
 #
-# Five ranks, broadcast from rank 0. How many times S does rank 0 send? Write your number instead of `None`.
+# Five ranks make a broadcast from rank 0. How many times S does rank 0 send? Write your number instead of `None`.
 
 # %% tags=["exercise"]
 my_answer = None
@@ -427,6 +341,20 @@ def from_rank_0(size):
 
 five = traffic(Cluster(5).run(from_rank_0, S).trace)
 assert lessons.answer("collectives.root_of_five", five.bytes_from(rank=0) / S).right
+
+# %% [markdown]
+# A *mixture of experts* is built on an uneven all-to-all. Each rank has an `expert`, a function of tokens. `tokens`
+# [count, width] are this rank's, and `expert_of[i]` is the rank whose expert processes token i. Return the processed
+# tokens of this rank in their original order. A token may travel only to its expert and back. Before that, ranks may
+# exchange the numbers of tokens to expect.
+
+
+# %% tags=["exercise"]
+def my_dispatch(tokens, expert_of, expert):
+    return tokens  # replace this: send each token to its expert, and back
+
+
+lessons.check("expert_dispatch", my_dispatch, student="")  # your name: it chooses the data
 
 # %% [markdown]
 # *Text and figures: CC BY 4.0. Code: MIT.*

@@ -5,29 +5,23 @@
 #     minutes: 0.5
 #     needs: [network]
 #     peak_mb: 600
-#   kernelspec:
-#     display_name: Python 3
-#     language: python
-#     name: python3
 # ---
 
 # %% [markdown]
-# # A cut cable: who notices, when, and what is lost?
+# # A cut link: which rank notices, when, and what is lost?
 #
-# **Goals.** You will be able to tell a cut cable from a rank that never came; say what a short cut costs, and why more
-# than its own time; go on from a checkpoint, and say what it must hold.
+# **Goals.** You will be able to tell a cut link from a rank that never called; say why a short cut costs more than its
+# own time; continue from a checkpoint, and say what it must contain.
 #
 # **Before this:** [slow_network](slow_network.ipynb), [museum_of_hangs](museum_of_hangs.ipynb). **Takes** about 20
 # minutes.
 #
-# Three ranks train. Then one cable breaks: nothing that rank 0 sends comes to rank 1 any more, and nothing from rank 1
-# to rank 0. All else works. You will cut it for a second, and for good, and go on from a checkpoint. (It needs
-# namespaces: Linux only, no root; `dlearn doctor` says whether this machine permits them.)
+# Three ranks train. Then the link between ranks 0 and 1 breaks: no byte of one arrives at the other any more.
+# Everything else works. You will cut the link for a second, then for good, and continue from a checkpoint. (The lesson
+# needs namespaces: Linux only, no root; `dlearn doctor` says whether this machine permits them.)
 #
-# A step's gradients go round gloo's ring, from each rank to the one before it: 0 → 2, 2 → 1, 1 → 0.
-#
-# **Predict first,** for a cable that comes back after one second: does the training end with an error? With other
-# parameters? And how much longer does it take: less than a second, one second, or more?
+# The gradients travel round gloo's ring, from each rank to the one before it: 0 → 2, 2 → 1, 1 → 0. The job is an
+# ordinary one: DDP, an optimizer with momentum, and a checkpoint of model and optimizer every 8 steps.
 
 # %%
 import tempfile
@@ -46,19 +40,15 @@ import dlearn
 from dlearn import Cluster, draw, lessons
 from dlearn.lessons import digits, models
 
-my_guess = lessons.predict("cut_cable.seconds that the cut step takes longer", None)
 STEPS, EVERY = 30, 8  # a checkpoint after steps 8, 16 and 24
 CUT_AT = 12
 FOLDER = Path(tempfile.mkdtemp())
 NETWORK = "20 Mbit/s, 1 ms"
 
-# %% [markdown]
-# The job, as anybody writes it: DDP, an optimizer with momentum, a checkpoint of both every 8 steps.
-
 
 # %%
 def train(name, first=0, warm=False):
-    """The parameters after all steps, as one number for each tensor, and when each step was over."""
+    """Return the final parameters, as one number for each tensor, and the end time of each step."""
     rank = dist.get_rank()
     images, labels = (part[:25] for part in digits.shard(rank, dist.get_world_size()))
     torch.manual_seed(0)
@@ -82,7 +72,7 @@ def train(name, first=0, warm=False):
         if rank == 0 and done % EVERY == 0:
             torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, FOLDER / f"{name}-{done}.pt")
         if rank == 0 and done == CUT_AT:
-            (FOLDER / f"{name}.cut").touch()  # tells the notebook to cut the cable
+            (FOLDER / f"{name}.cut").touch()  # asks the notebook to cut the link
     return [float(each.detach().double().sum()) for each in model.parameters()], over
 
 
@@ -90,14 +80,18 @@ whole, over = Cluster(3, network=NETWORK).run(train, "whole", timeout=60).result
 print(f"{STEPS} steps in {over[-1] - over[0]:.2f} s")
 
 # %% [markdown]
-# ## A cable that comes back
+# ## A link that comes back
 #
-# The notebook waits until step 12 is done, cuts, and heals a second later. Nobody tells the ranks.
-
+# The notebook waits until step 12 is done, cuts the link, and restores it a second later. The ranks do not know.
+# **Predict first:** how many seconds longer does the interrupted step take? (And does the training end with an error,
+# or with different parameters?)
 
 # %%
+my_guess = lessons.predict("cut_cable.seconds that the cut step takes longer", None)
+
+
 def cut(network, name, seconds):
-    """Cut the way between ranks 0 and 1 after step CUT_AT; heal it after so many seconds, or never."""
+    """Cut the link between ranks 0 and 1 after step CUT_AT; restore it after some seconds, or never."""
     while not (FOLDER / f"{name}.cut").exists():
         time.sleep(0.005)
     network.cut(0, 1)
@@ -122,10 +116,10 @@ print(my_guess.against(longer, tolerance=0.2) if my_guess else "")
 draw.steps(healed.trace)
 
 # %% [markdown]
-# No error, and the parameters are the same to the last bit: TCP keeps what was not acknowledged and sends it again. But
-# it does not know when the link is back. It tries after 0.2 s or so, and each time waits twice as long: 0.4, 0.8, 1.6
-# s. So a second without a link costs more than a second. All three ranks stood still in that step, also rank 2, whose
-# links were whole: it waits in the ring for the piece that rank 1 would have received from rank 0.
+# There is no error, and the parameters are the same to the last bit: TCP keeps what was not acknowledged and sends it
+# again. But TCP does not know when the link is back. It tries after about 0.2 s, and then waits twice as long each
+# time: 0.4, 0.8, 1.6 s. So a second without a link costs more than a second. All three ranks wait in that step, even
+# rank 2, whose links work: it waits for a chunk from rank 0, which first needs one from rank 1.
 
 # %% tags=["check"]
 assert (healed.error, after) == (None, whole)
@@ -133,10 +127,10 @@ assert again > 0
 assert longer > 1.0
 
 # %% [markdown]
-# ## A cable that stays cut
+# ## A link that stays cut
 #
-# **Predict first:** who notices, and after how long? gloo waits for 30 minutes by default. Here the run may take 6
-# seconds. How many steps are lost, with a checkpoint every 8?
+# By default gloo waits for 30 minutes. Here the run is ended after 6 seconds. **Predict first:** with a checkpoint
+# every 8 steps, how many steps are lost?
 
 # %%
 my_lost_steps = lessons.predict("cut_cable.lost steps", None)
@@ -148,9 +142,9 @@ with Cluster(3, network=NETWORK) as cluster:
 print(broken.error)
 
 # %% [markdown]
-# No rank noticed by itself. All three have called the all-reduce and none has died: that tells a cut link from a rank
-# that never came (the [museum of hangs](museum_of_hangs.ipynb) has those). Which way is cut, only the switch knows; on
-# a real cluster you would now ask the network. Without `timeout=` they would stand here for gloo's half an hour.
+# No rank noticed the cut by itself. All three have called the all-reduce and none has died. This distinguishes a cut
+# link from a rank that never called (see [museum_of_hangs](museum_of_hangs.ipynb)). Only the switch knows which link is
+# cut; on a real cluster you would now examine the network. Without `timeout=` the ranks would wait for half an hour.
 
 # %%
 stuck = broken.trace.spans[-1]
@@ -162,9 +156,9 @@ assert "all ranks called it, and it does not end" in str(broken.error)
 assert "The way between ranks 0 and 1 is cut." in str(broken.error)
 
 # %% [markdown]
-# ## Go on from the checkpoint
+# ## Continue from the checkpoint
 #
-# Lost is what was not saved: the steps since the last checkpoint. Fresh ranks on a whole network go on from there.
+# The steps since the last checkpoint are lost. New ranks on a working network continue from it.
 
 # %%
 saved = max(int(path.stem.partition("-")[2]) for path in FOLDER.glob("broken-*.pt"))
@@ -175,11 +169,11 @@ print(my_lost_steps.against(lost) if my_lost_steps else f"stuck in {stuck}; {los
 print(f"sums of parameters after step {STEPS} differ by at most {apart:.1e}")
 
 # %% [markdown]
-# The result is not lost, except for its last digits. Why these? The checkpoint has all that the next step needs, the
-# parameters and the optimizer's momentum. But a fresh DDP model takes its first step with buckets in the order of
-# registration, and all others in the order in which gradients came. So in that step a number stands in another chunk of
-# the ring, three ranks are added in another order, and a float rounds differently. To check it: one backward pass whose
-# gradients are not used, before the checkpoint is loaded.
+# The result differs only in its last digits. Why? The checkpoint contains all that the next step needs: the parameters
+# and the optimizer's momentum. But a new DDP model takes its first step with buckets in the order of registration, and
+# all later steps in the order in which gradients became ready. So in that first step a number is in another chunk of
+# the ring, the three ranks are added in another order, and the sum rounds differently. To check this, the next cell
+# makes one backward pass, whose gradients are not used, before it loads the checkpoint.
 
 # %%
 warmed, _ = Cluster(3, network=NETWORK).run(train, "broken", saved, True, timeout=60).results[0]
@@ -195,5 +189,23 @@ assert warmed == whole
 # ## Exercises
 #
 # 1. Leave the optimizer out of the checkpoint. Is there an error? What differs, and from which step on?
-# 2. Cut the way between 1 and 2 instead, and heal after 3 s. Predict from TCP's waiting how long the step takes.
-# 3. `cluster.network.slow(1, "1 Mbit/s")` breaks nothing. Which rank does `draw.steps` name now, and is it to blame?
+# 2. Cut the link between 1 and 2 instead, and restore it after 3 s. Predict the step's time from TCP's waiting.
+# 3. `cluster.network.slow(1, "1 Mbit/s")` only slows a rank's link. Which rank does `draw.steps` name? Is it to blame?
+# 4. After a failure there may be fewer ranks. Write a checkpoint that four ranks save and two or three load. The
+#    docstrings say what the functions must do.
+
+
+# %% tags=["exercise"]
+def my_save(mine, write):
+    """Save a tensor; four ranks call this, each with its quarter. `write(name, tensor)` writes a file."""
+    return  # replace this
+
+
+def my_load(rank, readers, length, writers, read):
+    """Return this rank's part of the whole tensor, of `length` numbers, that `writers` ranks have saved. First 2 ranks
+    call this, then 3. `read(name, begin, end)` reads a part of a file. Read no more than needed, and send nothing.
+    """
+    return  # replace this
+
+
+lessons.check("save_and_load", (my_save, my_load), student="")  # your name: it chooses the data

@@ -5,32 +5,27 @@
 #     minutes: 0.4
 #     needs: []
 #     peak_mb: 800
-#   kernelspec:
-#     display_name: Python 3
-#     language: python
-#     name: python3
 # ---
 
 # %% [markdown]
-# # DDP: how it gets in between, and its knobs
+# # DDP: its hooks, and its options
 #
-# **Goals.** You will be able to say which hook fires when in a backward pass, and where DDP hangs its own; what
+# **Goals.** You will be able to say which hook fires when in a backward pass, and where DDP registers its own; say what
 # buffers and each option of DDP cost in bytes and in memory.
 #
 # **Before this:** [ddp_step_by_step](ddp_step_by_step.ipynb). **Takes** about 40 minutes.
 #
-# With DDP, `loss.backward()` and `optimizer.step()` stay as they are. **So how does it get in between at all? And what
-# do its options change on the wire?**
+# With DDP, `loss.backward()` and `optimizer.step()` do not change. **How then does DDP send the gradients? And how do
+# its options change the traffic?**
 #
-# ## Where it gets in between
+# ## Which lines send?
 #
-# The trace has each call of a collective, and the line of *your* program in which it happened. **Predict first:**
-# behind which lines of `train` does DDP send? Is `optimizer.step()` one of them?
+# The trace contains each call of a collective, and the line of *your* program in which it happened. **Predict first:**
+# which of these lines of `train` sends nothing?
 
 
 # %%
 import inspect
-import warnings
 from functools import partial
 
 import matplotlib.pyplot as plt
@@ -44,6 +39,8 @@ from torch.nn.parallel import DistributedDataParallel
 from dlearn import Cluster, lessons, operations, span
 from dlearn.analysis import compare, traffic
 from dlearn.lessons import digits, models
+
+my_line = lessons.predict("ddp_hooks.sends nothing", None, choices=("DDP()", "model()", "backward()", "step()"))
 
 
 def train(batch_size):
@@ -65,19 +62,17 @@ source, first_line = inspect.getsourcelines(train)
 behind = []
 for call in run.trace.where(kind="collective", rank=0).events:
     line = source[int(call.site.split(":")[1]) - first_line].strip().split("(")[0]
-    told = (line, call.phase, call.op, call.inputs[0].payload_bytes)
-    behind.append(told)
-    print(f"{line:36} {call.phase:9} {call.op:11} {told[3]:9,} B  {call.role}")
+    behind.append((line, call.phase))
+    print(f"{line:36} {call.phase:9} {call.op:11} {call.inputs[0].payload_bytes:9,} B  {call.role}")
+my_line and my_line.against("step()")
 
 # %% [markdown]
-# Three: the constructor, the call of the model, `backward()`. The optimizer sends nothing, for by then each rank has
-# the same gradients, and does the same with them.
-#
-# (DDP's module calls yours, so it is there before each forward pass; and it has hung a hook on each parameter, which
-# autograd calls. Below you see that hook among all others.)
+# Three lines send: the constructor, the call of the model, and `backward()`. The optimizer sends nothing, because all
+# ranks have the same gradients by then, and take the same step. (DDP's module calls yours, so it can run code before
+# each forward pass. And it has registered a hook on each parameter, which autograd calls.)
 
 # %% tags=["DD15", "check"]
-phases = {phase: {line for line, its, *_ in behind if its == phase} for _, phase, *_ in behind}
+phases = {phase: {line for line, its in behind if its == phase} for _, phase in behind}
 assert phases == {
     "setup": {"model = DistributedDataParallel"},
     "forward": {"loss = cross_entropy"},
@@ -87,9 +82,9 @@ assert phases == {
 # %% [markdown]
 # ## What is a computation graph?
 #
-# And how does DDP know that a gradient is ready? While the forward pass computes, autograd notes for each result a
-# *node*: how to get from its gradient to those of the inputs. The nodes point to each other, from the loss down to the
-# parameters. Each path ends in an `AccumulateGrad`, which adds to a `.grad`.
+# During the forward pass, autograd records a *node* for each result, which can compute the gradients of the inputs from
+# the gradient of the result. The nodes point to each other, from the loss down to the parameters. Each path ends in an
+# `AccumulateGrad`, which adds to a `.grad`. DDP's hooks are there, so DDP knows when a gradient is ready.
 
 
 # %%
@@ -99,7 +94,7 @@ class Two(nn.Module):
         self.one, self.two = nn.Linear(64, 64, bias=False), nn.Linear(64, 10, bias=False)
 
     def forward(self, x):
-        self.h = self.one(x).relu()  # kept, so that hooks can be hung on it
+        self.h = self.one(x).relu()  # kept, so that we can register hooks on it
         return self.two(self.h)
 
 
@@ -120,17 +115,17 @@ assert [line.split()[-1] for line in lines if "AccumulateGrad" in line] == ["one
 # %% [markdown]
 # ## What is a hook, and when does it fire?
 #
-# A function of yours that torch calls when it gets to some place. There are many kinds. Below we hang one of each kind
-# on that model and let it make one step under DDP, with a bucket for each parameter. **Predict first:** does a
-# parameter's hook fire before or after its gradient is in `.grad`? Has bucket 0 gone when the backward pass reaches
-# `h`?
+# A hook is a function of yours that torch calls at a certain point. The next cells register one hook of each kind on
+# that model and make one step under DDP, with a bucket for each parameter. **Predict first:** does a parameter's hook
+# (`Tensor.register_hook`) fire before or after its gradient is in `.grad`?
 
 # %%
+my_order = lessons.predict("ddp_hooks.tensor hook", None, choices=("before", "after"))
 seen = []
 
 
 def note(kind, what):
-    """A hook of any kind: it notes that it was called, and changes nothing."""
+    """Return a hook of any kind, which records that it was called, and changes nothing."""
 
     def hook(*_):
         seen.append((kind, what))
@@ -153,7 +148,7 @@ def on_parameters(model):
         parameter.register_post_accumulate_grad_hook(note("after accumulation", name))
         accumulate = parameter.view_as(parameter).grad_fn.next_functions[0][0]
         accumulate.register_hook(note("node: after", f"Acc. {name}"))
-        yield accumulate  # autograd keeps it only as long as it is referred to
+        yield accumulate  # autograd keeps it only while something refers to it
     both = tuple(model.parameters())
     torch.autograd.graph.register_multi_grad_hook(both, note("several: the first", "of both"), mode="any")
     torch.autograd.graph.register_multi_grad_hook(both, note("several: all", "both"), mode="all")
@@ -180,7 +175,7 @@ def with_hooks():
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
     optimizer.register_step_pre_hook(note("optimizer: before step", "SGD"))
     optimizer.register_step_post_hook(note("optimizer: after step", "SGD"))
-    for _ in range(2):  # in the second step, the buckets are those that stay
+    for _ in range(2):  # the second step has the final buckets
         seen.clear()
         loss = ddp(torch.randn(8, 64)).square().mean()
         on_h(model.h)
@@ -192,10 +187,11 @@ def with_hooks():
 
 hooked = Cluster(2).run(with_hooks)
 fired = hooked.results[0]
+my_order and my_order.against("before")
 
 # %% [markdown]
-# In the picture time goes to the right, one call of a hook after the other; a row is a kind. Look for
-# `two.weight`: what comes before its bucket, and what after? (Acc. is its `AccumulateGrad`.)
+# In the picture, each column is one call of a hook, in the order of time, and each row is a kind of hook. Look for
+# `two.weight`. What is called before its bucket, and what after? (Acc. is its `AccumulateGrad`.)
 #
 # | row | registered with |
 # |---|---|
@@ -232,16 +228,16 @@ def draw_hooks(fired):
 draw_hooks(fired)
 
 # %% [markdown]
-# From left to right, of `two.weight`:
+# For `two.weight`, from left to right:
 #
-# 1. a *tensor* hook: its gradient is computed, and could still be changed; it is not yet in `.grad`;
-# 2. *after accumulation*: now it is in `.grad`. (dlearn hangs this kind on parameters: the ticks in all pictures
-#    here. It also uses those of the optimizer, and no communication hook.)
-# 3. DDP's own hook, in C++ on the same `AccumulateGrad`, finds that bucket 0 is full, and hands it to the
-#    *communication hook*: it goes;
-# 4. the node's other hooks; then autograd goes on, to `h` and the first layer.
+# 1. the *tensor* hook: the gradient has been computed, and could still be changed; it is not yet in `.grad`;
+# 2. *after accumulation*: now it is in `.grad`. (dlearn registers hooks of this kind on parameters, for the ticks in
+#    all pictures. It also uses the optimizer's hooks, but no communication hook.)
+# 3. DDP's own hook, in C++ on the same `AccumulateGrad`: it finds that bucket 0 is full, and calls the *communication
+#    hook*, which sends the bucket;
+# 4. the node's other hooks; then autograd continues with `h` and the first layer.
 #
-# Nobody in your program called any of these. That is what makes DDP non-intrusive.
+# Your program calls none of these hooks. In this sense DDP is non-intrusive.
 
 # %% tags=["DD18", "check"]
 order = {each: place for place, each in enumerate(fired)}
@@ -269,11 +265,13 @@ assert there == [False, True]
 # %% [markdown]
 # ## Buffers
 #
-# A `BatchNorm` layer has parameters, and *buffers*, too: the running mean and variance, and a counter. They have no
-# gradient. **Predict first:** does DDP send them? When, and to whom? How many bytes is that with 12 channels?
-
+# A `BatchNorm` layer has parameters, and also *buffers*: the running mean and variance, and a counter. Buffers have no
+# gradient. **Predict first:** how many bytes of buffers does rank 0 send in a step, with 12 channels and two ranks?
 
 # %%
+my_buffers = lessons.predict("ddp_hooks.bytes of buffers", None)
+
+
 class WithNorm(nn.Module):
     def __init__(self):
         super().__init__()
@@ -302,11 +300,12 @@ for operation in operations(norm.trace.within("step 2")):
     told = f"{operation.op} in {operation.ends[0].phase}, {given.dtype}{list(given.shape)}, {given.payload_bytes:,} B"
     print(f"{told}: {operation.what}")
 print("running mean of channel 0:", [round(each[0].item(), 6) for each in norm.results.values()])
+my_buffers and my_buffers.against(traffic(norm.trace.within("step 2").where(op="broadcast")).bytes_from(rank=0))
 
 # %% [markdown]
-# In each forward pass rank 0 sends its buffers to all others: 96 B of means and variances, 8 B for the counter (of
-# another type, so it travels by itself). They are not averaged. And then the forward pass updates them from the
-# rank's own batch: after a step they differ again. Rank 0's count; save the model there.
+# In each forward pass rank 0 sends its buffers to all other ranks: 96 B of means and variances, and 8 B for the counter
+# (a separate message, because its type differs). They are not averaged. Then the forward pass updates them from the
+# rank's own batch, so after a step they differ again. Only rank 0's buffers are ever sent, so save the model on rank 0.
 
 # %% tags=["DD16", "check"]
 shown = [each for each in operations(norm.trace.within("step 2")) if each.op == "broadcast"]
@@ -315,14 +314,17 @@ assert traffic(norm.trace.within("step 2").where(op="broadcast")).payload_bytes 
 assert not torch.equal(norm.results[0], norm.results[1])
 
 # %% [markdown]
-# ## The knobs, one by one
+# ## The options, one by one
 #
 # Each line below changes one option of DDP. `find_unused_parameters=True` is for models in which a forward pass does
-# not use all parameters; there, the model gets a layer of 6 parameters that is never used. **Predict first:** which
-# option changes the bytes of a step, which only the number of calls, which neither?
+# not use all parameters; for this line the model gets a layer of 6 parameters that is never used. Which option changes
+# the bytes of a step, which only the number of calls, and which neither?
 
 
 # %%
+import warnings
+
+
 class WithSpare(WithNorm):
     def __init__(self):
         super().__init__()
@@ -358,14 +360,14 @@ for knob, ran in runs.items():
     print(f"{knob:32} {costs[knob][0]:11,} {per_step[0]:7,} {per_step[1]:7,} {per_step[2]:7,} {calls:16}")
 
 # %% [markdown]
-# - `forward_sync_buffers=False`: the 104 bytes of buffers in each step go, the constructor still sends them once.
-#   `broadcast_buffers=False`, its older name, leaves out that, too.
-# - `bucket_cap_mb=0`: as many bytes, but 5 all-reduces instead of 1. (And step 1 says so to the other ranks: the sizes
-#   of 5 buckets instead of 1 are 16 bytes more.)
-# - `gradient_as_bucket_view=True`: nothing at all. See below.
-# - `find_unused_parameters=True`: one call more, a map of the used parameters, 4 bytes for each of 7. The gradients of
-#   the unused layer travel, too (24 bytes), though no rank computed them. And the buckets are never rebuilt: nothing
-#   more in step 1. What it costs besides is a walk over the graph in each forward pass, which no message shows.
+# - `forward_sync_buffers=False`: no step sends the 104 bytes of buffers, but the constructor still sends them once.
+#   With the older option `broadcast_buffers=False` the constructor does not send them either.
+# - `bucket_cap_mb=0`: the same bytes, but 5 all-reduces instead of 1. (In step 1 rank 0 sends the sizes of 5 buckets
+#   instead of 1: 16 bytes more.)
+# - `gradient_as_bucket_view=True` changes no byte. See below.
+# - `find_unused_parameters=True`: one more call sends a map of the used parameters, 4 bytes for each of 7. The
+#   gradients of the unused layer travel, too (24 bytes), although no rank computed them. The buckets are never rebuilt,
+#   so step 1 sends no more than others. DDP also walks over the graph in each forward pass, which no message shows.
 
 # %% tags=["DD16", "Q3", "check"]
 P, buffers = 4 * (108 + 24 + 7_690), 4 * 24 + 8
@@ -383,10 +385,10 @@ assert costs == {
 # %% [markdown]
 # ## What is gradient_as_bucket_view?
 #
-# A gradient is computed into `.grad`, and copied into its bucket, and back. With `gradient_as_bucket_view=True`,
-# `.grad` *is* a part of the bucket. A communication hook is given the buckets; so we can ask in which storage each
-# bucket and each `.grad` lies. **Predict first:** with 16.8 MB of gradients, how many bytes are that, with and
-# without?
+# By default a gradient is computed into `.grad`, copied into its bucket, and copied back. With
+# `gradient_as_bucket_view=True`, `.grad` *is* a part of the bucket. A communication hook receives the buckets, so we
+# can look in which storage each bucket and each `.grad` is. With 16.8 MB of gradients, how many bytes do both take
+# together, with and without the option?
 
 
 # %%
@@ -415,8 +417,8 @@ print(f"copied: {copied.results[0]:,} B of gradients and buckets; as views: {vie
 print(compare(copied.trace, viewed.trace, names=("copied", "as views")).sentence)
 
 # %% [markdown]
-# Half the memory for gradients, and not a byte less on the wire. (With Adam, that is parameters, gradients and two
-# moments: 4 times the parameters, and not 5.)
+# Gradients take half the memory, but as many bytes on the wire. (With Adam, parameters, gradients and two moments take
+# 4 times the memory of the parameters, instead of 5.)
 
 # %% tags=["Q7", "check"]
 assert copied.results == {0: 2 * 16_777_216, 1: 2 * 16_777_216}
@@ -427,8 +429,8 @@ assert compare(copied.trace, viewed.trace).total.added_messages == 0
 # %% [markdown]
 # ## Exercise
 #
-# A `BatchNorm` of 24 channels on two ranks: how many bytes of buffers does rank 0 send in a forward pass? And when
-# `gradient_as_bucket_view=True` is given, too? Write your two numbers instead of `None`.
+# With a `BatchNorm` of 24 channels on two ranks, how many bytes of buffers does rank 0 send in a forward pass? And with
+# `gradient_as_bucket_view=True`? Write your two numbers instead of `None`.
 
 # %% tags=["exercise"]
 my_answer = {"plain": None, "as views": None}

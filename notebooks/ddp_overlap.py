@@ -5,17 +5,13 @@
 #     minutes: 0.5
 #     needs: []
 #     peak_mb: 800
-#   kernelspec:
-#     display_name: Python 3
-#     language: python
-#     name: python3
 # ---
 
 # %% [markdown]
 # # DDP: sending while computing
 #
-# **Goals.** You will be able to say which part of a step's communication is hidden behind the backward pass, what
-# hides it, and why the order of the layers and the size of the buckets decide how much.
+# **Goals.** You will be able to say which part of a step's communication is hidden behind the backward pass, and why
+# the order of the layers and the size of the buckets decide how much.
 #
 # **Before this:** [ddp_step_by_step](ddp_step_by_step.ipynb). **Takes** about 25 minutes.
 #
@@ -23,12 +19,13 @@
 #
 # ## When is a gradient ready?
 #
-# The backward pass begins at the loss and ends at the first layer. So the last layer's gradient is ready long before
-# the first layer's, and could travel. How long before? For that, a deep model: eight linear layers, 0.5 M parameters,
-# and a communication hook, which DDP calls with each full bucket. (`allreduce_hook` does what DDP does without one.)
+# The backward pass begins at the loss and ends at the first layer. So the last layer's gradient is ready before the
+# first layer's, and could already travel. How much earlier is it ready? To measure that, we train a deep model: eight
+# linear layers, 0.5 M parameters. DDP calls a communication hook with each full bucket. (`allreduce_hook` does DDP's
+# default.)
 #
-# In the picture, look at where the curve begins and ends, and whether it is a step or a slope. A thin line is one
-# backward pass on one rank, the thick one is the median.
+# In the picture, look at where the curve begins and ends, and whether it is a step or a slope. Each thin line is one
+# backward pass on one rank; the thick line is the median.
 
 # %%
 from statistics import median
@@ -70,7 +67,7 @@ deep = Cluster(2).run(train_deep, allreduce_hook)
 # %%
 curves = {}
 for bucket in bucket_times(deep.trace).items:
-    if bucket.backward >= 2:  # with the buckets as they stay
+    if bucket.backward >= 2:  # with the final buckets
         own = curves.setdefault((bucket.rank, bucket.backward), [])
         own += [((at - bucket.begins_ns) / 1e6, name) for name, at in bucket.ready]
 elements = {name: parameter.numel() / 1000 for name, parameter in Deep().named_parameters()}
@@ -91,9 +88,9 @@ lasts = sorted(curve[-1][0] for curve in curves.values())
 print(f"last gradient after {median(lasts):.1f} ms ({lasts[0]:.1f} to {lasts[-1]:.1f} ms, {len(lasts)} passes)")
 
 # %% [markdown]
-# A slope: the gradients come one layer after the other. A gradient that is sent as soon as it is ready travels while
-# the remaining ones are computed. The times differ from pass to pass; the order does not: from the last layer to the
-# first.
+# It is a slope: the layers get their gradients one after the other. A gradient that is sent as soon as it is ready
+# travels while the remaining ones are computed. The times differ from pass to pass, but the order is always from the
+# last layer to the first.
 
 # %% tags=["DD2", "check"]
 (order,) = {tuple(name for _, name in curve) for curve in curves.values()}
@@ -103,13 +100,13 @@ assert len(curves) == 2 * 10
 # %% [markdown]
 # ## Overlap, with and without
 #
-# Below is one of those steps, with four buckets: the quickest of ten, the one that was disturbed least. Look at the
-# ticks (gradients) above the first all-reduce of each rank: do more of them come while it is under way?
+# Below is one of those steps, with four buckets. It is the fastest of ten, so it was disturbed least. Look at the ticks
+# (gradients) above the first all-reduce of each rank. Do more gradients become ready while it is under way?
 
 
 # %%
 def quickest(trace):
-    """The step that was done first after its begin; the first two have other buckets."""
+    """Return the shortest step; the first two are left out, because they have other buckets."""
     steps = [trace.within(f"step {step}") for step in range(2, 12)]
     return min(steps, key=lambda step: step.events[-1].start_ns - step.events[0].start_ns)
 
@@ -117,8 +114,7 @@ def quickest(trace):
 axes = draw.timeline(quickest(deep.trace))
 
 # %% [markdown]
-# And now a communication hook that does the same, but does not return before its all-reduce is over. **Predict
-# first:** what happens between two buckets now?
+# Now the communication hook does the same, but does not return before its all-reduce has ended. What happens meanwhile?
 
 
 # %%
@@ -135,14 +131,15 @@ held = Cluster(2).run(train_deep, waits)
 axes = draw.timeline(quickest(held.trace))
 
 # %% [markdown]
-# The backward pass stands still while a bucket travels: nothing is hidden. Both send the same bytes in the same
-# calls; with one the computing goes on, with the other it does not. To count it: how many gradients became ready while
-# an all-reduce was under way?
-
+# Both hooks send the same bytes in the same calls. **Predict first:** with the hook that waits, how many of the 16
+# gradients become ready while an all-reduce is under way?
 
 # %%
+my_gradients = lessons.predict("overlap.ready while it waits", None)
+
+
 def meanwhile(trace):
-    """Gradients of that step that became ready on rank 0 while one of its all-reduces was under way."""
+    """Count rank 0's gradients that became ready while one of its all-reduces was under way."""
     step = quickest(trace)
     calls = step.where(op="all_reduce", rank=0).events
     ready = [event.start_ns for event in step.where(kind="gradient", rank=0).events]
@@ -154,15 +151,18 @@ def meanwhile(trace):
 print("as DDP does it:", meanwhile(deep.trace), "gradients became ready while something was under way")
 print("with waiting:  ", meanwhile(held.trace))
 print(compare(deep.trace, held.trace, names=("DDP", "waits")).sentence)
+if my_gradients is not None:
+    print(my_gradients.against(meanwhile(held.trace)))
 
 # %% tags=["DD4", "check"]
 assert meanwhile(held.trace) == 0
 assert compare(deep.trace, held.trace).total.added_bytes == 0
 
 # %% [markdown]
-# What does that gain? Three rounds of each, in turn. (These are times of two processes on a busy machine: compare the
-# spread before you believe a difference. The DDP paper found 26.8% for ResNet50 with gloo, on GPUs, where computing
-# and sending do not share the cores.)
+# With the hook that waits, the backward pass stops while a bucket travels, so no communication is hidden. How much time
+# does overlap save? The two hooks take turns, three rounds each. (These are times of two processes on a busy machine;
+# look at the spread before you believe a difference. The DDP paper found 26.8% for ResNet50 with gloo, on GPUs, where
+# computing and sending do not share the cores.)
 
 # %%
 shares, steps_ms = {"DDP": [], "waits": []}, {"DDP": [], "waits": []}
@@ -184,9 +184,9 @@ axes = draw.breakdown(deep.trace)
 # %% [markdown]
 # ## How early?
 #
-# `bucket_cap_mb=0` gives each of the 16 parameters a bucket of its own. **Predict first:** how many of the 16
-# all-reduces are begun before the last gradient is ready? And with `bucket_cap_mb=4`, where one bucket holds all?
-# Write your numbers instead of `None`.
+# `bucket_cap_mb=0` gives each of the 16 parameters its own bucket. **Predict first:** how many of the 16 all-reduces
+# start before the last gradient is ready? And with `bucket_cap_mb=4`, where one bucket contains all gradients? Write
+# your numbers instead of `None`.
 
 # %%
 one_each = lessons.predict("overlap.one bucket each", None)
@@ -194,7 +194,7 @@ one_for_all = lessons.predict("overlap.one bucket for all", None)
 
 
 def early(bucket_cap_mb):
-    """How many all-reduces rank 0 begins in its third step, and how many of them before its last gradient is ready."""
+    """Count rank 0's all-reduces in the third step, and those that start before its last gradient is ready."""
 
     def two_and_one():
         model = DistributedDataParallel(Deep(), bucket_cap_mb=bucket_cap_mb)
@@ -209,16 +209,16 @@ def early(bucket_cap_mb):
 
 
 small, large = early(0), early(4)
-print(f"begun before the last gradient is ready: {small[1]} of {small[0]} all-reduces, and {large[1]} of {large[0]}")
+print(f"started before the last gradient is ready: {small[1]} of {small[0]} all-reduces, and {large[1]} of {large[0]}")
 if one_each is not None:
     print(one_each.against(small[1]))
 if one_for_all is not None:
     print(one_for_all.against(large[1]))
 
 # %% [markdown]
-# All but the last: a bucket is full when its last gradient is ready, and only the last bucket has to wait for the last
-# gradient. So what cannot be hidden is the *last* bucket, the one of the first layers; with a single bucket that is
-# everything. (More buckets mean more calls: [trees_and_rings](trees_and_rings.ipynb) says what a call costs.)
+# All but the last. A bucket is sent when its own last gradient is ready, and only the last bucket has to wait for the
+# last gradient of all. So only the *last* bucket, that of the first layers, cannot be hidden. With a single bucket,
+# nothing is hidden. (More buckets mean more calls; [trees_and_rings](trees_and_rings.ipynb) shows what a call costs.)
 
 # %% tags=["DD4", "check"]
 assert small == (16, 15)

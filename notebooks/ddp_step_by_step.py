@@ -5,28 +5,25 @@
 #     minutes: 0.4
 #     needs: []
 #     peak_mb: 800
-#   kernelspec:
-#     display_name: Python 3
-#     language: python
-#     name: python3
 # ---
 
 # %% [markdown]
 # # DDP, step by step: two lines, and what they send
 #
-# **Goals.** You will be able to turn a training script into a data parallel one; say what DDP's constructor sends and
-# what it averages; predict its buckets.
+# **Goals.** You will be able to make a training script data parallel; say what DDP's constructor sends and whether DDP
+# sums or averages; predict its buckets.
 #
 # **Before this:** [ring_all_reduce](ring_all_reduce.ipynb). **Takes** about 40 minutes.
 #
-# `DistributedDataParallel` (DDP) is one line in a training script, and from then on several processes train one model.
-# **What does that line send, when, and why in such pieces?** (How bytes depend on the batch size and the optimizer:
-# [ring_all_reduce](ring_all_reduce.ipynb). When sending overlaps with computing: [ddp_overlap](ddp_overlap.ipynb). How
-# DDP gets in between, and what its options cost: [ddp_hooks](ddp_hooks.ipynb).)
+# `DistributedDataParallel` (DDP) is one line in a training script. With it, several processes train one model. **What
+# does that line send, when, and why in pieces?** (Other lessons show how the bytes depend on the batch size and the
+# optimizer: [ring_all_reduce](ring_all_reduce.ipynb); when sending overlaps with computing:
+# [ddp_overlap](ddp_overlap.ipynb); how DDP hooks into autograd, and what its options cost:
+# [ddp_hooks](ddp_hooks.ipynb).)
 #
 # ## Two lines
 #
-# First, training in one process. (`span` gives each step a name in the trace, no more.)
+# First, here is training in one process. (`span` only gives each step a name in the trace.)
 
 # %%
 import difflib
@@ -63,7 +60,7 @@ def train(batch_size):
 alone = train
 
 # %% [markdown]
-# **Predict first:** to train on several ranks (their number is the *world size*), which lines change?
+# To train on several ranks (their number is the *world size*), two lines change:
 
 
 # %%
@@ -85,15 +82,13 @@ def train(batch_size):
 before, after = (inspect.getsource(each).splitlines() for each in (alone, train))
 changed = [line for line in difflib.ndiff(before, after) if line[0] in "+-"]
 print(*changed, sep="\n")
-
-# %% [markdown]
-# One for the data, one for the model. (A script of its own has a third, `init_process_group`, and imports; the cluster
-# has done that.) `loss.backward()` and `optimizer.step()` stay as they are, and so does the result: two ranks with 16
-# images each end where one process with those 32 images ends.
-
-# %%
 run = Cluster(2).run(train, 16)
 one = Cluster(1).run(alone, 32)
+
+# %% [markdown]
+# One line is for the data, one for the model. (A script also needs imports and `init_process_group`, which the cluster
+# has done here.) `loss.backward()` and `optimizer.step()` do not change. Neither does the result: two ranks with 16
+# images each end with the same parameters as one process with those 32 images.
 
 # %% tags=["DD15", "check"]
 assert len(changed) == 2 + 2
@@ -104,11 +99,14 @@ for ours, theirs, local in zip(run.results[0], run.results[1], one.results[0], s
 # %% [markdown]
 # ## Before the first step
 #
-# Here each rank begins with other weights, and the constructor is all that runs. **Predict first:** do they stay
-# different? What is sent?
-
+# The ranks begin with different weights; only the constructor runs. **Predict first:** which weights does rank 1 have
+# afterwards?
 
 # %%
+WEIGHTS = ("its own", "those of rank 0", "the mean of both")
+my_weights = lessons.predict("ddp.weights after the constructor", None, choices=WEIGHTS)
+
+
 def crc(tensors):
     return zlib.crc32(b"".join(tensor.detach().numpy().tobytes() for tensor in tensors))
 
@@ -127,12 +125,13 @@ for rank in (0, 1):
 for operation in operations(built.trace):
     (given,) = operation.ends[0].inputs
     print(f"{operation.op}: {given.dtype}{list(given.shape)}, {given.payload_bytes:,} B: {operation.what}")
+my_weights and my_weights.against("those of rank 0")
 
 # %% [markdown]
-# Rank 0's model wins. Three calls: have all the same number of parameters (`all_gather` of one number)? Are they of
-# the same shapes (sizes and strides)? Then rank 0 sends all of them, as large as a step's gradients. A picture that
-# begins with the first step hides that. So does DDP's own docstring: "Parameters are never broadcast between
-# processes". True of the steps, not of the constructor: 111,960 B.
+# All ranks get the weights of rank 0. The constructor makes three calls. The `all_gather` checks that all ranks have
+# the same number of parameters. The first `broadcast` checks that the shapes agree (sizes and strides). The second
+# sends rank 0's parameters: 111,960 B, as much as a step's gradients. DDP's docstring says "Parameters are never
+# broadcast between processes". That is true for the steps, but not for the constructor.
 
 # %% tags=["DD14", "check"]
 setup = operations(built.trace)
@@ -148,11 +147,12 @@ assert operations(built.trace.where(op="all_reduce")) == ()
 # %% [markdown]
 # ## Sum or mean?
 #
-# The gradient of this weight is 1 on rank 0 and 2 on rank 1. **Predict first:** what is in `.grad` after
-# `backward()`? And who divides, before or after the sending?
-
+# The gradient of this weight is 1 on rank 0 and 2 on rank 1. **Predict first:** what is in `.grad` after `backward()`?
 
 # %%
+my_grad = lessons.predict("ddp.grad of 1 and 2", None)
+
+
 def one_and_two():
     model = DistributedDataParallel(nn.Linear(1, 1, bias=False))
     model(torch.tensor([[dist.get_rank() + 1.0]])).sum().backward()
@@ -162,25 +162,28 @@ def one_and_two():
 mean = Cluster(2, checksums=True).run(one_and_two)
 sent = [call.checksum for call in mean.trace.where(op="all_reduce").events]
 print(mean.results)
+my_grad and my_grad.against(mean.results[0])
 
 # %% [markdown]
-# DDP *averages*: 1.5, on both. It divides first: what went into the all-reduce was 0.5 and 1.0. (The trace holds no
-# values, but checksums of them, if asked.) So you need not average again, and the learning rate is that of one big
-# batch.
+# DDP *averages*: both ranks have 1.5. It divides before it sends, so 0.5 and 1.0 went into the all-reduce. (The trace
+# contains no values, but with `checksums=True` it contains their checksums.) So you need not average again, and you use
+# the learning rate of one big batch.
 
 # %% tags=["DD14", "check"]
 assert mean.results == {0: 1.5, 1: 1.5}
 assert sorted(sent) == sorted(zlib.crc32(torch.tensor([half]).numpy().tobytes()) for half in (0.5, 1.0))
 
 # %% [markdown]
-# ## Naive: each by itself, or all at once
+# ## By hand: each gradient by itself, or all at once
 #
-# You could write DDP's backward part yourself, after `loss.backward()`: reduce each gradient by itself, or put all
-# into one tensor and reduce that. DDP does neither: it gathers them in *buckets*. **Predict first:** which way sends
-# more bytes, which more messages, and which can begin before the backward pass is over?
-
+# You could do DDP's work yourself, after `loss.backward()`: all-reduce each gradient by itself, or copy all gradients
+# into one tensor and all-reduce that. DDP collects them in *buckets* instead. **Predict first:** which of the three
+# sends the most bytes of gradients?
 
 # %%
+my_most = lessons.predict("ddp.most bytes", None, choices=("each by itself", "all at once", "DDP", "all the same"))
+
+
 def each_by_itself(gradients):
     for gradient in gradients:
         dist.all_reduce(gradient)
@@ -220,7 +223,7 @@ WAYS = {
     "DDP, bucket_cap_mb=25, the default": {},
 }
 facts, checksums = {}, set()
-print(f"{'a step on rank 0':36} all-reduces    bytes  on the wire  begun before the last gradient was ready")
+print(f"{'a step on rank 0':36} all-reduces    bytes  on the wire  started before the last gradient was ready")
 with Cluster(2) as cluster:
     runs = {way: cluster.run(partial(gradients_by, **options)) for way, options in WAYS.items()}
 for way, ran in runs.items():
@@ -232,14 +235,14 @@ for way, ran in runs.items():
     facts[way] = (len(calls), traffic(step).bytes_from(rank=0), wire, early)
     checksums |= set(ran.results.values())
     print(f"{way:36} {facts[way][0]:11} {facts[way][1]:8,} {facts[way][2]:12,} {facts[way][3]:5}")
+my_most and my_most.against("all the same")
 
 # %% [markdown]
-# The same bytes of gradients, and the same result in every bit. Framing is small, too: 576 bytes for each all-reduce.
-# What differs is the *number* of calls, each of which costs time (lesson `trees_and_rings`), and the *begin*: all at
-# once can only begin when the last gradient is there. Buckets are between the two: few calls, and an early begin.
-#
-# With the default of 25 MB this small model has a single bucket, and nothing begins early. 0 gives one for each
-# parameter.
+# All send the same number of gradient bytes, and the results agree in every bit. Framing adds 576 bytes for each
+# all-reduce. There are two differences. One is the *number* of calls, because each call costs time (lesson
+# [trees_and_rings](trees_and_rings.ipynb)). The other is the *start*: "all at once" cannot start before the last
+# gradient is ready. Buckets are a compromise between few calls and an early start. With the default of 25 MB this small
+# model has one bucket, and nothing starts early. With 0, each parameter has its own bucket.
 
 # %% tags=["DD3", "check"]
 assert len(checksums) == 1
@@ -250,9 +253,11 @@ assert [fact[3] for fact in facts.values()] == [0, 0, 5, 2, 0]
 # %% [markdown]
 # ## The buckets, and why they change
 #
-# Now the first two steps of `train` from above. (Ranks in a `with` stay. These have trained once before, for the very
-# first pass of a process takes long.) In the picture, below each bucket is a row for each rank; ticks are gradients, a
-# bar is their all-reduce. Compare step 0 and step 1: what are the buckets, and in which order do the names come?
+# Here are the first two steps of `train` from above. (Inside a `with`, the ranks stay alive. They have trained once
+# before, because the first pass of a process is slow.) In the picture, each bucket has a row for each rank. Ticks are
+# gradients, and a bar is their all-reduce. Compare step 0 and step 1: which buckets are there, and in which order are
+# the names? In the player, go through step 1 with the arrow keys: gradients fill a bucket, and a full bucket travels
+# while the next one fills.
 
 # %%
 with Cluster(2) as cluster:
@@ -260,23 +265,18 @@ with Cluster(2) as cluster:
     run = cluster.run(train, 16)
 axes = draw.buckets(run.trace)
 print(bucket_times(run.trace))
+play.player(run.trace.within("step 1"))
 
 # %% [markdown]
-# In step 0 there is one bucket, whatever `bucket_cap_mb` says, with the parameters as the model lists them: DDP does
-# not know yet in which order the gradients come. It looks, and before the next forward pass it builds the buckets that
-# stay, in the order of *coming*: the last layer first. A bucket is closed when it has reached the cap of 9,437 B. A
-# gradient is never cut, which is why one has 101,160 B. (With `find_unused_parameters=True` the first buckets stay:
-# there DDP starts with the reverse of the list, cut at the cap, and does not build again.)
+# In step 0 there is one bucket, whatever `bucket_cap_mb` says. It has the parameters in the order in which the model
+# lists them, because DDP does not know yet in which order the gradients become ready. Before the next forward pass it
+# builds the final buckets in the order it has seen: the last layer first. A bucket is closed when it has reached the
+# cap of 9,437 B. A gradient is never cut, so one bucket has 101,160 B. (With `find_unused_parameters=True` the first
+# buckets stay: DDP starts with the reverse of the list, cut at the cap, and does not build again.)
 #
-# If you do not give `bucket_cap_mb`, the *first* bucket is closed at 1 MiB, so that sending starts early, and only the
-# others at 25 MiB. The exercise at the end is about that.
-#
-# Ranks could disagree about that order. So rank 0 sends its own: two small broadcasts in the second forward pass.
-#
-# Go through step 1 with the arrow keys: gradients fill their bucket, and a full one travels while the next one fills.
-
-# %%
-play.player(run.trace.within("step 1"))
+# If you do not give `bucket_cap_mb`, the *first* bucket is closed at 1 MiB, so that sending starts early; the others
+# are closed at 25 MiB. Ranks could see different orders, so rank 0 sends its own in the second forward pass, in two
+# small broadcasts: 28 bytes for the order of 6 parameters and the number of buckets, 12 for the sizes of 3 buckets.
 
 # %% tags=["DD3", "Q6", "check"]
 first, rebuilt = bucket_times(run.trace).tables
@@ -291,18 +291,12 @@ assert [each.ends[0].inputs[0].payload_bytes for each in agreed] == [4 * (6 + 1)
 assert all(each in operations(run.trace.within("step 1")) for each in agreed)
 
 # %% [markdown]
-# 28 bytes are the order of 6 parameters and the number of buckets, 12 how many parameters each of the 3 has. It
-# happens once.
-#
-# ## Exercise
+# ## Exercises
 #
 # A model has eight linear layers of 256 × 256 weights and 256 biases each. With three ranks and the default
-# `bucket_cap_mb`, how many bytes does each rank send in the tenth step, and in how many all-reduces? Work it out,
-# write your two numbers instead of `None`, and run the cell. (Three ranks cannot cut a bucket into equal chunks: a byte
-# in 50,000 more or less is right, too.)
-#
-# Then write DDP's loop by hand (no DDP, one flat gradient) and let it be graded by what it sends:
-# `lessons.check("ddp_by_hand", my_training)`.
+# `bucket_cap_mb`, how many bytes does each rank send in the tenth step, and in how many all-reduces? Write your two
+# numbers instead of `None`, and run the cell. (Three ranks cannot cut a bucket into equal chunks, so your number may
+# differ by one byte in 50,000.)
 
 # %% tags=["exercise"]
 my_answer = {"bytes": None, "all-reduces": None}
@@ -322,11 +316,25 @@ tenth = Cluster(3).run(ten_steps).trace.within("step 9").where(op="all_reduce")
 gradients, calls = 4 * 8 * (256 * 256 + 256), operations(tenth)
 assert traffic(tenth).total_bytes == 2 * (3 - 1) * gradients  # of all three ranks
 first = calls[0].ends[0].inputs[0].payload_bytes
-assert 2**20 <= first < 2**20 + gradients / 8  # closed at 1 MiB, with the gradients that it then had
+assert 2**20 <= first < 2**20 + gradients / 8  # closed once it has reached 1 MiB
 sizes = [traffic(tenth).bytes_from(rank=rank) for rank in range(3)]
 for size in (2 * (3 - 1) / 3 * gradients, *sizes):
     right = {"bytes": size, "all-reduces": len(calls)}
     assert lessons.answer("ddp_step_by_step.tenth_step", right).right
+
+# %% [markdown]
+# Now write DDP's loop by hand. `my_training(model, batches, loss, optimizer)` trains each rank's model as one device
+# would with the batches of all ranks together. The ranks begin with different models; all must use rank 0's. Take one
+# step of the `optimizer` (an Adam on the model's parameters) for each of `batches`. The gradients of a step travel in
+# one flat tensor. `loss(model, batch)` returns a tensor.
+
+
+# %% tags=["exercise"]
+def my_training(model, batches, loss, optimizer):
+    return  # replace this by your loop
+
+
+lessons.check("ddp_by_hand", my_training, student="")  # your name: it chooses the data
 
 # %% [markdown]
 # *Text and figures: CC BY 4.0. Code: MIT.*

@@ -14,19 +14,19 @@
 # %% [markdown]
 # # A deadlock by hand: lead ranks into it, and out again
 #
-# **Goals.** You will be able to hold a running job and let its calls through one by one; say of a program whether it
-# can hang in any order, or only in some; lead it into the deadlock on purpose, and make that order a test.
+# **Goals.** You will be able to hold a running job and let its calls through one by one; say whether a program hangs in
+# every order of its calls, or only in some; cause a deadlock on purpose, and make its order a test.
 #
 # **Before this:** [send_and_receive](send_and_receive.ipynb), [parameter_server](parameter_server.ipynb). **Takes**
 # about 20 minutes.
 #
-# A job that hangs is a silent cell. Here you hold it: with `hold=True` each call waits at a gate before torch gets
-# it, and goes on when you say so. Nothing times out meanwhile.
+# A job that hangs shows nothing. Here you control it: with `hold=True` each call waits at a gate before torch runs it,
+# and continues when you release it. Meanwhile nothing times out.
 #
-# ## In any order
+# ## In every order
 #
-# Both ranks send first. **Predict first:** you let rank 0's send through, and then rank 1's. Which calls wait at the
-# gate after that?
+# Both ranks send first. **Predict first:** you let rank 0's send through, then rank 1's. How many calls wait at the
+# gate?
 
 # %%
 import threading
@@ -58,8 +58,8 @@ print(run.hang)
 draw.timeline(run.trace)
 
 # %% [markdown]
-# None: both ranks are inside of torch's `send`, which ends when the other side receives, and neither gets there.
-# No call has timed out, and none has to: the trace already shows the cycle.
+# None. Both ranks are inside torch's `send`, which ends when the other side receives, and neither rank gets there. No
+# call has timed out, and none has to: the trace already shows the cycle.
 
 # %% tags=["check"]
 assert at_the_gate == 0
@@ -67,8 +67,8 @@ assert "rank 0" in run.hang
 assert "rank 1" in run.hang
 
 # %% [markdown]
-# Here no order helps, as each rank's first call is the wrong one. The program has to change: one of the two receives
-# first. Then it ends in every order. Here are two of them:
+# No order helps, because the first call of both ranks is a send. The program has to change: one of the ranks must
+# receive first. Then it ends in every order. Here are two orders:
 
 # %%
 run.end()
@@ -93,9 +93,9 @@ for order in ((0, 1), (1, 0)):
 # %% [markdown]
 # ## Only in some orders
 #
-# This is the one that passes all tests and hangs in the third week. A server has two locks, A and B. Worker a takes
-# A and then B, worker b takes B and then A. **Predict first:** which of these orders hang: a, a, b, b? a, b, a, b? a,
-# b, b, a? Write their number instead of `None`.
+# Such a program passes its tests and hangs weeks later. A server has two locks, A and B. Worker a takes A and then B,
+# worker b takes B and then A. **Predict first:** how many of these three orders hang: a, a, b, b; a, b, a, b; a, b, b,
+# a?
 
 # %%
 my_guess_of_the_order = lessons.predict("deadlock_by_hand.orders that hang", None)
@@ -111,7 +111,7 @@ def give_back(lock):
 
 
 def work(first, second):
-    """Both locks, in this order; then some work, and both back."""
+    """Take both locks in this order, do some work, and release both."""
     rpc.rpc_sync("server", take, (first,))
     rpc.rpc_sync("server", take, (second,))
     rpc.rpc_sync("server", give_back, (second,))
@@ -119,7 +119,7 @@ def work(first, second):
 
 
 def worker():
-    """What each of the three does, by its name."""
+    """Run the role of this worker, by its name."""
     order = {"a": ("A", "B"), "b": ("B", "A")}.get(rpc.get_worker_info().name)
     if order is not None:
         work(*order)
@@ -138,7 +138,7 @@ print(run.free().join(60).results)
 
 # %%
 def answered(run, name):
-    """Let the next call of this worker through, and wait for its answer: until the call after it waits."""
+    """Let the next call of this worker through, and wait until its following call is at the gate."""
     run.release(name)
     while name not in {call.rank for call in run.waiting}:
         pass
@@ -157,9 +157,9 @@ for order in ("abba", "abab"):
 print(my_guess_of_the_order.against(sum(map(bool, hangs.values()))) if my_guess_of_the_order else "")
 
 # %% [markdown]
-# a, a, b, b ends: a has given both locks back before b takes one. The other two hang: a has A and waits for B; b has B
-# and waits for A. The trace shows that both calls of `take` have not returned. Which lock each of them waits for
-# stands in no message: only the server knows it.
+# The order a, a, b, b ends, because a has released both locks before b takes one. The other two hang: a has A and waits
+# for B, and b has B and waits for A. The trace shows two calls of `take` that have not returned. No message says for
+# which lock they wait; only the server knows that.
 
 # %% tags=["check"]
 for order, sentence in hangs.items():
@@ -170,8 +170,8 @@ for order, sentence in hangs.items():
 # %% [markdown]
 # ## The order is a test
 #
-# `run.schedule` is what you let through. A run that is held by it goes the same way again, so a deadlock that comes
-# once in three weeks comes each time: in a test you would assert that it does not.
+# `run.schedule` is the order in which you released the calls. A run that is held by this schedule repeats that order.
+# So a deadlock that happens once in three weeks now happens every time. In a test you would assert that it does not.
 
 # %%
 stuck = schedules["abab"]
@@ -184,7 +184,7 @@ assert "in rpc_sync take()" in again.hang
 again.end()
 
 # %% [markdown]
-# The cure is one order for all: a worker that wants both takes A first. Then no schedule can close the cycle.
+# The cure is one order for all workers: those that need both locks take A first. Then no schedule can close the cycle.
 
 
 # %%
@@ -204,8 +204,8 @@ assert set(run.results.values()) == {"done"}
 # %% [markdown]
 # ## Exercises
 #
-# 1. Three workers, three locks, each takes its own and its neighbour's. Find the shortest order that hangs. How many of
-#    the orders of six calls do?
-# 2. `hold=lambda call: call.rank == "b"` holds one worker only. Can you lead into the deadlock with it?
-# 3. Two groups, and two ranks that call an all-reduce in each of them, in a different order: does it hang in every
-#    order or in some? Hold it and see.
+# 1. There are three workers and three locks; each worker takes its own lock and then its neighbour's. Find the shortest
+#    order that hangs. How many of the orders of six calls hang?
+# 2. `hold=lambda call: call.rank == "b"` holds only worker b. Can you still cause the deadlock?
+# 3. Two ranks call an all-reduce in each of two groups, one rank in the opposite order. Does this program hang in every
+#    order of the calls, or only in some? Hold it and see.

@@ -5,22 +5,19 @@
 #     minutes: 0.2
 #     needs: []
 #     peak_mb: 900
-#   kernelspec:
-#     display_name: Python 3
-#     language: python
-#     name: python3
 # ---
 
 # %% [markdown]
 # # An embedding table on a server: what crosses the wire?
 #
-# **Goals.** You will be able to predict what a lookup in a remote table sends, there and back.
+# **Goals.** You will be able to predict what a lookup in a remote table sends in both directions.
 #
 # **Before this:** [parameter_server](parameter_server.ipynb). **Takes** about 30 minutes.
 #
-# A table has 50,000 rows of 64 numbers, 12,800,000 bytes, and lives on a server. A trainer holds 16 bags of 8 indices,
-# and needs the sum of the 8 rows of each bag. Then it trains, and the table's gradient has to get to the server. **How
-# many bytes is that?** The whole table, the rows that are used, or less?
+# A table of 50,000 rows with 64 numbers, 12,800,000 bytes, is stored on a server. A trainer has 16 bags of 8 indices,
+# and needs the sum of the 8 rows of each bag. Then it trains, and the server needs the table's gradient. **How many
+# bytes travel: the whole table, the rows that are used, or less?** With `sparse=True` the gradient of the table holds
+# only the rows that were used.
 
 # %%
 import matplotlib.pyplot as plt
@@ -30,14 +27,11 @@ import torch.distributed.rpc as rpc
 from torch import nn
 from torch.distributed.optim import DistributedOptimizer
 
-from dlearn import Cluster, lessons, messages, play, span
+from dlearn import Cluster, lessons, messages, span
 from dlearn.analysis import iteration, reconcile
 
 ROWS, WIDTH = 50_000, 64  # of numbers of 4 bytes
 BAGS, EACH = 16, 8
-
-# %% [markdown]
-# The server's part. With `sparse=True` the gradient of the table holds only the rows that were used.
 
 
 # %%
@@ -58,7 +52,7 @@ class Table(nn.Module):
         return dist_autograd.get_gradients(context)[self.bag.weight]
 
     def about_gradient(self, context):
-        """Its layout and shape, how many rows it holds, and their bytes, those of the indices included."""
+        """Layout, shape, number of stored rows, and bytes (with those of the indices) of a gradient."""
         held = self.gradient(context)
         return held.layout, tuple(held.shape), held._nnz(), held._values().nbytes + held._indices().nbytes
 
@@ -75,12 +69,13 @@ def some_bags(each):
 # %% [markdown]
 # ## One iteration
 #
-# The trainer calls `forward` on the server, computes a loss from what comes back, goes backward through both, and lets
-# the server's optimizer make its step. **Predict first:** how many bytes of tensors go out, come back, and go out again
-# in the backward pass? Write your guesses instead of `None`.
+# The trainer calls `forward` on the server, computes a loss from the result, runs the backward pass through both, and
+# asks the server's optimizer to take a step. **Predict first:** how many bytes does the trainer send in the backward
+# pass? Write your number instead of `None`. Below the messages, look at *measured*, the kernel's count. How many bytes
+# are added to the tensors?
 
 # %%
-my_guess = {"indices, to the server": None, "sums, to the trainer": None, "backward, to the server": None}
+my_backward = lessons.predict("embedding_server.backward", None)
 
 
 def train():
@@ -103,13 +98,21 @@ def tensor_bytes(message):
 run = Cluster(["server", "trainer"], rpc=True, measure="phase").run({"trainer": train}, timeout=60)
 told = iteration(run.trace)
 carrying = [message for message in told.messages if message.tensors]
-for (name, guess), message in zip(my_guess.items(), carrying, strict=True):
-    print(f"{name:24}{tensor_bytes(message):6,} B  you guessed {guess!s:6}  {message.what}")
+for message in carrying:
+    print(f"{tensor_bytes(message):6,} B  {message.what}")
+for phase, src, dst, *numbers in told.phase_rows():
+    print(f"{phase:10} {src:8} {dst:8}", *(f"{number:>10}" for number in numbers))
+my_backward and my_backward.against(tensor_bytes(carrying[2]))
 
 # %% [markdown]
-# Three messages carry tensors. Out go the indices, 8 bytes each, and where each bag begins; back come 16 sums of 64
-# numbers. And backward? Not the gradient of the table, but **the gradient of what came back**: it has the size of the
-# sums. Only the server needs to know which rows they were made of, and it has known that since the forward pass.
+# Three messages contain tensors. The trainer sends the indices, 8 bytes each, and the offset of each bag; 16 sums of 64
+# numbers come back. In the backward pass the trainer does not send the gradient of the table, but **the gradient of the
+# sums**, which has their size. Only the server needs to know which rows were summed, and it knows since the forward
+# pass.
+#
+# Each phase adds some hundred bytes: names, message numbers, framing. The step sends no more than that, because the
+# gradient is already on the server. Afterwards only the 128 rows that were in the bags have changed. (*observer* is
+# what the recorder adds; *residue* is the kernel's count minus the prediction.)
 
 # %% tags=["PS4", "check"]
 assert [tensor_bytes(message) for message in carrying] == [
@@ -122,29 +125,6 @@ assert [(run.trace.label(message.src), message.op) for message in carrying] == [
     ("server", "FORWARD_AUTOGRAD_RESP"),
     ("trainer", "BACKWARD_AUTOGRAD_REQ"),
 ]
-
-# %% [markdown]
-# The whole iteration, step by step. Hide the control messages to see the story alone.
-
-# %%
-play.player(run.trace, messages=told.messages, title="One iteration: three messages carry tensors")
-
-# %% [markdown]
-# The kernel has counted the bytes of the connection, too. In the table below, look at *measured*: how much is added to
-# the tensors above? And what does the step of the optimizer cost, which changes the table?
-
-# %%
-for phase, src, dst, *numbers in told.phase_rows():
-    print(f"{phase:10} {src:8} {dst:8}", *(f"{number:>10}" for number in numbers))
-
-# %% [markdown]
-# Some hundred bytes are added in each phase: names, numbers of messages, framing. The step costs as little, in both
-# directions, since the gradient is where the table is: it only has to be told to go. Afterwards just the 128 rows
-# that were in the bags are different.
-#
-# (*observer* is what the recorder adds itself; *residue*, what prediction and kernel differ by, if C++ packed no call.)
-
-# %% tags=["check"]
 measured = {(each.phase, each.src): each.measured_bytes for each in told.phases}
 if None not in measured.values():
     in_tensors = {("forward", 1): 1152, ("forward", 0): 4096, ("backward", 1): 4096}  # 1: the trainer
@@ -156,11 +136,12 @@ assert len(told.messages) == 14
 # %% [markdown]
 # ## What does the server hold?
 #
-# `get_gradients` on the server shows the gradient of the table. **Predict first:** what is its shape, and how many
-# bytes does it hold?
-
+# `get_gradients` on the server shows the gradient of the table. **Predict first:** how many bytes does it hold?
 
 # %%
+my_held = lessons.predict("embedding_server.held gradient", None)
+
+
 def look():
     table = rpc.remote("server", Table)
     with dist_autograd.context() as context:
@@ -171,10 +152,11 @@ def look():
 
 layout, shape, rows, held_bytes = Cluster(["server", "trainer"], rpc=True).run({"trainer": look}).results["trainer"]
 print(f"{layout}, shape {list(shape)}: {rows} rows, {held_bytes:,} B")
+my_held and my_held.against(held_bytes)
 
 # %% [markdown]
-# It has the shape of the whole table, and holds 128 rows of it with their indices. That is eight times the gradient
-# that crossed, and a small part of the table. **It never travels.**
+# It has the shape of the whole table, but contains only 128 rows with their indices. That is eight times the gradient
+# that was sent, and a small part of the table. **It never travels.**
 
 # %% tags=["check"]
 assert (layout, shape, rows) == (torch.sparse_coo, (ROWS, WIDTH), BAGS * EACH)
@@ -184,11 +166,16 @@ assert max(tensor_bytes(message) for message in told.messages) < held_bytes
 # %% [markdown]
 # ## Other ways to the same gradient
 #
-# Without distributed autograd, the trainer fetches the rows, adds them up and goes backward by itself, and pushes a
-# gradient of the table to the server. It may push indices and rows, a sparse tensor, or a dense one.
+# Without distributed autograd, the trainer fetches the rows, adds them, runs the backward pass by itself, and pushes a
+# gradient of the table to the server: as indices and rows, as a sparse tensor, or as a dense one. **Predict first:**
+# which of the four ways sends the fewest bytes of tensors, out and back?
 
 
 # %%
+FOUR = ("autograd", "push_indices_and_rows", "push_sparse", "push_dense")
+my_cheapest = lessons.predict("embedding_server.fewest bytes", None, choices=FOUR)
+
+
 class PushedTable(Table):
     def rows(self, indices):
         return self.bag.weight.detach()[indices]
@@ -224,13 +211,8 @@ def push_dense(table, indices, values):
 
 PUSHES = (push_indices_and_rows, push_sparse, push_dense)
 
-# %% [markdown]
-# **Predict first:** put the four ways in order, the cheapest first. How many times as many bytes does the dearest take?
 
 # %%
-my_order = []  # of "autograd", "push_indices_and_rows", "push_sparse", "push_dense"
-
-
 def four_ways(each):
     table = rpc.remote("server", PushedTable)
     torch.manual_seed(2)
@@ -258,13 +240,9 @@ def four_ways(each):
     return same
 
 
-# %% [markdown]
-# All four go backward from the same loss. Does the same gradient arrive in each?
-
-
 # %%
 def watch(each):
-    """The three tensor messages of each way: what it is, from whom, bytes. And the run."""
+    """Return what the three tensor messages of a way are, from which worker, their bytes; and the run."""
     run = Cluster(["server", "trainer"], rpc=True, measure="phase").run({"trainer": four_ways}, each, timeout=60)
     ways = {}
     for way in ("autograd", *(push.__name__ for push in PUSHES)):
@@ -275,10 +253,12 @@ def watch(each):
 
 ways, run = watch(EACH)
 print("the same gradient in all four:", all(run.results["trainer"]))
+totals = {way: sum(size for _, size in sent) for way, sent in ways.items()}
+my_cheapest and my_cheapest.against(min(totals, key=totals.get))
 
 # %% [markdown]
-# In the figure, each way has three bars: what goes out, what comes back, and the gradient. The scale is logarithmic:
-# from one line to the next it is ten times as much. Which bar differs the most?
+# In the figure, each way has three bars: what the trainer sends first, what comes back, and the gradient. The scale is
+# logarithmic: each grid line means ten times as much as the one before. Which bar differs the most?
 
 
 # %%
@@ -306,14 +286,13 @@ def draw_bars(ways):
 axes = draw_bars(ways)
 
 # %% [markdown]
-# The dense gradient, of course: it is the whole table, nearly all of it zeros. A sparse tensor is indices and rows,
-# and costs what these cost. Autograd is cheapest both ways, since the *sums* travel, not the rows.
+# The dense gradient: it has the size of the whole table, and nearly all of it is zeros. A sparse tensor consists of
+# indices and rows, and has their size. Autograd sends the fewest bytes both ways: it sends *sums*, not rows.
 #
-# And on the wire? The trainer's side of the connection, as the kernel counted it:
+# The kernel also counts the trainer's connection. Each way adds one to two thousand bytes, whatever the tensors are:
 
 # %%
 wire = reconcile(run.trace)
-totals = {way: sum(size for _, size in sent) for way, sent in ways.items()}
 for part in wire.parts:
     measured = next((pair.measured_bytes for pair in part.pairs if pair.src == 1), None)
     if part.what in ways and measured is not None:
@@ -324,11 +303,6 @@ for part in wire.parts:
 print(wire.not_measured)
 for way, total in totals.items():
     print(f"{way:22} {total:>12,} B of tensors, out and back, {total / totals['autograd']:8,.1f} times")
-if my_order:
-    print("your order:", "right" if sorted(my_order, key=totals.get) == my_order else "not yet")
-
-# %% [markdown]
-# Between one and two thousand bytes are added in each way, whatever the tensors are: to small ones, that is much.
 
 # %% tags=["check"]
 ROWS_BYTES = BAGS * EACH * WIDTH * 4
@@ -344,8 +318,8 @@ assert totals["autograd"] < totals["push_sparse"] == totals["push_indices_and_ro
 # %% [markdown]
 # ## Exercise
 #
-# Now a bag has 64 indices instead of 8. How many bytes is the gradient that goes out, with autograd, and if indices
-# and rows are pushed? Write your two numbers instead of `None`, and run the cell.
+# Now a bag has 64 indices instead of 8. How many bytes does the trainer send for the gradient, with autograd, and if it
+# pushes indices and rows? Write your two numbers instead of `None`, and run the cell.
 
 # %% tags=["exercise"]
 my_answer = {"autograd": None, "pushed": None}
@@ -357,6 +331,6 @@ sent = {"autograd": longer["autograd"][2][1], "pushed": longer["push_indices_and
 assert lessons.answer("embedding_server.longer_bags", sent).right
 
 # %% [markdown]
-# And the other way round: which bags would make it cheaper to push indices and rows?
+# For which bags would pushing indices and rows send less than autograd?
 #
 # *Text and figures: CC BY 4.0. Code: MIT.*

@@ -5,27 +5,24 @@
 #     minutes: 0.4
 #     needs: [network]
 #     peak_mb: 700
-#   kernelspec:
-#     display_name: Python 3
-#     language: python
-#     name: python3
 # ---
 
 # %% [markdown]
 # # Incast: four trainers send to one server at the same time
 #
-# **Goals.** You will be able to say from rates alone what a push to a parameter server takes; tell a queue that runs
-# over from a slow link by the switch's counts; name two cures, and say which of the two each one cures.
+# **Goals.** You will be able to compute from rates how long a push to a parameter server takes; tell a queue that
+# overflows from a slow link by the switch's counts; name two cures, and what each one cures.
 #
 # **Before this:** [parameter_server](parameter_server.ipynb), [slow_network](slow_network.ipynb). **Takes** about 20
 # minutes.
 #
-# Four trainers push a gradient of 1 MB each to a server. Every rank has a link of 40 Mbit/s, in each direction. The
-# trainers' links are free; but all four gradients have to go through **one** link, that of the server. (It needs
-# namespaces: Linux only, no root; `dlearn doctor` says whether this machine permits them.)
+# Four trainers push a gradient of 1 MB each to a server. Every rank has a link of 40 Mbit/s, in each direction. All
+# four gradients share **one** link, that of the server. **How long does a push take? And what if the switch has only 16
+# kB of queue before the server's link?** (The lesson needs namespaces: Linux only, no root; `dlearn doctor` says
+# whether this machine permits them.)
 #
-# **Predict first:** how long does it take, if nothing is lost? And what if the switch has only 16 kB of room for what
-# waits before the server's link?
+# The server receives from all four at the same time, and adds. With `in_turn` it receives from one after the other;
+# gloo sends only when the receiver is ready. With two servers, each stores one half of the table.
 
 # %%
 import time
@@ -34,21 +31,15 @@ from statistics import median
 import torch
 import torch.distributed as dist
 
-from dlearn import Cluster, analysis, draw
+from dlearn import Cluster, analysis, lessons
 from dlearn.lessons import charts
 
-my_guess_s = {"nothing lost": None, "room for 16 kB": None}
 TRAINERS, NUMBERS, RATE = 4, 250_000, 40e6  # a number has 4 bytes; bit/s
 
 
 def bound(servers):
-    """Seconds of a push: what comes to one server, through its one link."""
+    """Least seconds of a push: the bytes for one server, through its one link."""
     return TRAINERS * NUMBERS * 4 / servers * 8 / RATE
-
-
-# %% [markdown]
-# The server receives from all four at the same time, and adds up. With `in_turn` it asks one after the other: gloo
-# sends when the receiver has asked, and not before. With two servers each holds one half of the table.
 
 
 # %%
@@ -81,13 +72,9 @@ def push(servers, in_turn=False, rounds=3):
     return taken, table
 
 
-# %% [markdown]
-# Around it: a run over a network, and three numbers of it. The switch counts what it dropped, and what TCP sent again.
-
-
 # %%
 def over(servers, queue, in_turn=False):
-    """A run over links of 40 Mbit/s whose queues have so much room."""
+    """A run over links of 40 Mbit/s whose queues have this much room."""
     network = f"40 Mbit/s, 1 ms, queue {queue}"
     return Cluster(servers + TRAINERS, network=network).run(push, servers, in_turn, timeout=60)
 
@@ -101,32 +88,34 @@ def dropped(run):
 
 
 def again(run):
-    """Bytes that TCP had to send once more."""
+    """Bytes that TCP had to send again."""
     return sum(pair.again for pair in run.network.pairs)
 
 
 # %% [markdown]
 # ## One server
 #
-# First with so much room that nothing is ever lost, then with 16 kB.
+# First the queue is so long that no packet is dropped, then it has 16 kB. **Predict first:** how many seconds does a
+# push take if nothing is lost?
 
 # %%
+my_seconds = lessons.predict("incast.seconds of a push", None)
 roomy = over(1, "8 MB")
 incast = over(1, "16 kB")
 for name, run in (("nothing lost", roomy), ("room for 16 kB", incast)):
-    print(f"{name:15} {seconds(run):.2f} s, the bound is {bound(1):.2f}", my_guess_s[name] or "")
+    print(f"{name:15} {seconds(run):.2f} s, the bound is {bound(1):.2f}")
+drops = {port.name: port.dropped for port in incast.network.ports if port.dropped}
+print(f"dropped: {drops}; sent again: {again(incast):,} B of {3 * TRAINERS * NUMBERS * 4:,}")
+if my_seconds:
+    print(my_seconds.against(seconds(roomy), tolerance=0.25))
 incast.network
 
 # %% [markdown]
-# With room enough the server's link is full, and the push takes what the model says. With 16 kB four senders fill the
-# queue at once, packets are dropped, and their senders slow down, or wait for a timer of 0.2 s or so. Meanwhile the
-# server's link is not full, and the push takes longer than the model says. Look at the table: only the port *to rank 0*
-# has dropped anything; no link is slower than another, and none is cut. That is incast: **a loss without a slow or
-# broken link.**
-
-# %%
-drops = {port.name: port.dropped for port in incast.network.ports if port.dropped}
-print(f"dropped: {drops}; sent again: {again(incast):,} B of {3 * TRAINERS * NUMBERS * 4:,}")
+# With a long queue the server's link is always busy, and the push takes as long as the model says. With 16 kB, four
+# senders fill the queue at once and packets are dropped. Their senders slow down, or wait for a timer of about 0.2 s.
+# Meanwhile the server's link is partly idle, so the push takes longer. In the table, only the port *to rank 0* has
+# dropped packets; no link is slower than the others. This is incast: **packets are lost without a slow or broken
+# link.**
 
 # %% tags=["check"]
 assert dropped(roomy) == 0
@@ -138,18 +127,21 @@ assert seconds(incast) > seconds(roomy)
 # %% [markdown]
 # ## Two cures
 #
-# **Predict first:** the queues keep their 16 kB. What does a push take if the server asks one trainer after the other?
-# And what with two servers, each with half of the table and a link of its own, all four trainers sending to both? Are
-# packets still dropped? And both together?
+# The queues keep their 16 kB. In the first cure the server receives from one trainer after the other. In the second
+# there are two servers, each with half of the table and its own link, and all four trainers send to both. **Predict
+# first:** with which cure are packets still dropped?
 
 # %%
-my_guess_of_cures = {"in turn": None, "two servers": None, "both": None}
+CHOICES = ("in turn", "two servers", "neither", "both")
+my_dropped = lessons.predict("incast.still dropped", None, choices=CHOICES)
 in_turn = over(1, "16 kB", in_turn=True)
 halves = over(2, "16 kB")
 both = over(2, "16 kB", in_turn=True)
 ways = {"one server, room": roomy, "one, 16 kB": incast, "in turn": in_turn, "two servers": halves, "both": both}
 for name, run in ways.items():
-    print(f"{name:18} {seconds(run):.2f} s; {dropped(run):4} dropped", my_guess_of_cures.get(name) or "")
+    print(f"{name:18} {seconds(run):.2f} s; {dropped(run):4} dropped")
+if my_dropped:
+    print(my_dropped.against("two servers"))
 charts.bars(
     list(ways),
     [
@@ -162,11 +154,11 @@ charts.bars(
 )
 
 # %% [markdown]
-# They cure two different things. **In turn** removes the losses: one sender alone cannot send more than the server's
-# link takes. But all 4 MB still go through that one link, so it cannot be faster than the bound. **Two servers** halve
-# the bound, since each link takes half; but four trainers still send to each at once, packets are still dropped, and
-# the waiting for timers eats most of what was gained (in some runs all of it). **Both** together are the quickest, if
-# still above the new bound. And the table is the same in every variant:
+# They cure two different things. **In turn** removes the losses, because a single sender cannot overload the server's
+# link. But all 4 MB still share that link, so it cannot be faster than the bound. **Two servers** halve the bound,
+# because each link transports half. But four trainers still send to each server at once, packets are still dropped, and
+# waiting for timers takes most of the time that was gained (in some runs all of it). **Both** together are the fastest,
+# but still above the new bound. The table has the same numbers in every variant.
 
 # %% tags=["check"]
 assert dropped(in_turn) == 0
@@ -182,15 +174,9 @@ for run in (halves, both):
     assert torch.equal(torch.cat([run.results[server][1] for server in range(2)]), expected)
 
 # %% [markdown]
-# The number of bytes did not tell these apart: who sends how much to whom is the same in turn and at the
-# same time. It is *when* they send.
-
-# %%
-draw.traffic(incast.trace)
-
-# %% [markdown]
 # ## Exercises
 #
-# 1. Two servers in turn, but both begin with the same trainer: which link is full now? Predict the time, then run it.
-# 2. Eight trainers with 0.5 MB each: the same bytes. Is the loss larger or smaller with 16 kB?
-# 3. In a ring all-reduce of the same five ranks, how many send to one rank at the same time? Can there be incast?
+# 1. Two servers receive in turn, but both begin with the same trainer. Which link is the bottleneck? Predict the time,
+#    then run.
+# 2. Eight trainers with 0.5 MB each send the same number of bytes. With 16 kB, are more or fewer packets lost?
+# 3. In a ring all-reduce of five ranks, how many ranks send to the same rank at the same time? Can there be incast?

@@ -5,25 +5,20 @@
 #     minutes: 0.3
 #     needs: []
 #     peak_mb: 700
-#   kernelspec:
-#     display_name: Python 3
-#     language: python
-#     name: python3
 # ---
 
 # %% [markdown]
 # # Model parallel: what crosses the cut?
 #
-# **Goals.** You will be able to predict the bytes that cross a cut; find the batch from which on DDP sends less.
+# **Goals.** You will be able to predict the bytes that cross a cut; find the batch size above which DDP sends less.
 #
 # **Before this:** [parameter_server](parameter_server.ipynb). **Takes** about 30 minutes.
 #
-# A model may be too large for one machine. Then one half of it lives here and the other half there, and each
-# training step goes over the cut: forward, and back again. **What exactly travels there? Does the batch size
-# matter? And does that send less than DDP, or more?**
+# A model may be too large for one machine. Then two machines each have one half, and each training step crosses the
+# cut, forward and back. **What crosses the cut? Does the batch size matter? And does this send less than DDP, or
+# more?**
 #
-# We begin with a single convolution on another worker. It gets B images of 3 channels and 16×16 pixels, and
-# makes 8 channels of them.
+# Here one convolution is on another worker. It gets B images of 3 channels and 16×16 pixels, and returns 8 channels.
 
 # %%
 from functools import partial
@@ -49,8 +44,8 @@ class Conv(nn.Module):
 
 
 def one_pass(B, loss=lambda y: y.square().mean(), needs_grad=False):
-    remote_conv = rpc.remote("stage1", Conv)  # made there, and stays there
-    for step in range(2):  # in the first, the reference to it is made known
+    remote_conv = rpc.remote("stage1", Conv)  # created on stage1, and stays there
+    for step in range(2):  # the first also registers the reference
         with span(f"step {step}"), dist_autograd.context() as context:
             x = torch.ones(B, 3, 16, 16, requires_grad=needs_grad)
             y = remote_conv.rpc_sync().forward(x)  # x goes there, y comes back
@@ -60,42 +55,35 @@ def one_pass(B, loss=lambda y: y.square().mean(), needs_grad=False):
 # %% [markdown]
 # ## Three tensors
 #
-# `one_pass` runs on worker `stage0` only; `stage1` serves. **Predict first:** for a batch of 8, which tensors
-# cross the cut in one step, in which direction, and how many bytes has each?
+# `one_pass` runs on worker `stage0` only; `stage1` answers its calls. **Predict first:** for a batch of 8, how many
+# bytes has the output that comes back? (In the player, hide the control messages. What is left?)
 
 # %%
+my_output = lessons.predict("model_parallel.bytes of the output", None)
 cluster = Cluster(["stage0", "stage1"], rpc=True)
 run = cluster.run({"stage0": one_pass}, 8)
 told = iteration(run.trace)
 for message in told.messages:
     if message.tensors:
         print(f"{run.trace.label(message.src)} -> {run.trace.label(message.dst)}: {message.what}")
+tensors = [(each.src, each.dst, each.tensors[0].payload_bytes) for each in told.messages if each.tensors]
+if my_output:
+    print(my_output.against(tensors[1][2]))
+play.player(run.trace, messages=told.messages, title=f"One step in two halves: {len(told.messages)} messages")
 
 # %% [markdown]
-# The input goes there (24,576 bytes), the output comes back (65,536 bytes), and the gradient of the output goes
-# there again: 65,536 bytes, shaped as the output. No parameter and no gradient of a parameter crosses: the
-# parameters live on `stage1`, and their gradients stay with them.
+# `stage0` sends the input (24,576 bytes), gets the output (65,536 bytes), and sends the gradient of the output, which
+# has the output's shape (65,536 bytes). Parameters and their gradients stay on `stage1`.
 
 # %% tags=["check"]
-crossing = [
-    (message.src, message.dst, message.tensors[0].payload_bytes) for message in told.messages if message.tensors
-]
-assert crossing == [(0, 1, 24_576), (1, 0, 65_536), (0, 1, 65_536)]
-
-# %% [markdown]
-# All of the step, message by message. Below the picture stand the contexts of distributed autograd: from which message
-# on has `stage1` gradients in one, and when does it forget them? Then hide the control messages: what is left?
-
-# %%
-play.player(run.trace, messages=told.messages, title=f"One step in two halves: {len(told.messages)} messages")
+assert tensors == [(0, 1, 24_576), (1, 0, 65_536), (0, 1, 65_536)]
 
 # %% [markdown]
 # ## Where it crosses
 #
-# How does the backward pass know the way? Where a tensor that needs a gradient leaves a worker, autograd puts a
-# *send* node into its graph, and where it arrives a *recv* node, with the same number on both. Backward, the recv
-# node sends the gradient, and the send node gets it. Below, the value stays on `stage1` until `to_here()` fetches
-# it. Look at the one edge that goes from one worker to the other.
+# Where a tensor that needs a gradient leaves a worker, autograd adds a *send* node to its graph. Where it arrives,
+# autograd adds a *recv* node with the same number. In the backward pass the recv node sends the gradient, and the send
+# node receives it. Here the value stays on `stage1` until `to_here()` fetches it. Look at the edge between the workers.
 
 
 # %%
@@ -108,8 +96,6 @@ def fetched(B):
 
 seen = Cluster(["stage0", "stage1"], rpc=True, graph=True).run({"stage0": fetched}, 8)
 axes = draw.autograd(seen.trace)
-
-# %%
 graph = autograd_graph(seen.trace)
 wires = [(a, b) for a, b, kind in graph.edges(data="kind") if kind == "wire"]
 names = [tuple(graph.nodes[node]["name"].split("::")[-1] for node in wire) for wire in wires]
@@ -121,40 +107,37 @@ assert names == [("RecvRpcBackward", "SendRpcBackward")]
 # %% [markdown]
 # ## Does the batch size matter?
 #
-# Under DDP it did not. **Predict first:** with batches of 1, 8 and 32, how do those three sizes change? What is the
-# slope of each, in bytes for each example?
-#
-# (A cluster inside `with` keeps its workers: the second run and the third need not start any.)
+# Under DDP it does not. How do the three sizes change with batches of 1, 8 and 32? In the picture, do the points lie on
+# straight lines? (The output and its gradient share one line. A cluster inside `with` keeps its workers.)
 
 # %%
 with cluster:
     told = scaling({B: cluster.run({"stage0": one_pass}, B).trace for B in (1, 8, 32)})
-told
+print(told)
+axes = draw.scaling(told)
 
 # %% [markdown]
-# To the byte: 4 · C · H · W for each example, with the C of what travels. What is left is the packing around the
-# tensors and the runtime's own messages, and that is the same for any batch. In the picture, look at how the points
-# lie: the output and its gradient are one line.
-
-# %%
-axes = draw.scaling(told)
+# They grow by exactly 4 · C · H · W bytes for each example, where C is the number of channels of the tensor that
+# travels. The rest is the packing of the tensors and the runtime's own messages, which is the same for any batch.
 
 # %% tags=["DM5", "check"]
 assert [line.slope for line in told.growing] == [4 * 3 * 16 * 16, 4 * 8 * 16 * 16, 4 * 8 * 16 * 16]
 assert all(line.exact and line.deviation_bytes <= 4 for line in told.lines)
 
 # %% [markdown]
-# ## Is what comes back as large as what went there?
+# ## Is the backward traffic as large as the forward traffic?
 #
-# Not always. Two changes of one line each:
+# Not always. Here are two changes of one line each:
 #
-# 1. the *input* needs a gradient (it is the output of a layer here, say);
-# 2. the loss is `y.sum()` instead of `y.square().mean()`.
+# 1. the *input* needs a gradient (it is the output of a layer on `stage0`, say);
+# 2. the loss is `y.sum()` instead of `y.square().mean()`. The gradient of a sum is 1 for every number.
 #
-# **Predict first:** what do they change in the backward pass? (The gradient of a sum is 1 for every number.)
-
+# **Predict first:** with a batch of 8 and the second change, how many bytes of gradient are sent?
 
 # %%
+my_gradient = lessons.predict("model_parallel.gradient of a sum", None)
+
+
 def tensors_back(B, **change):
     run = cluster.run({"stage0": partial(one_pass, **change)}, B)
     back = [message for message in iteration(run.trace).messages if message.op == "BACKWARD_AUTOGRAD_REQ"]
@@ -171,17 +154,16 @@ with cluster:
         for B in (1, 8):
             for src, logical, sent in tensors_back(B, **change):
                 print(f"  B = {B}: from stage{src}, a gradient of {logical:,} B, of which {sent:,} B are sent")
+my_gradient and my_gradient.against(sent)
 
 # %% [markdown]
-# An input without a gradient: nothing comes back for it. With one: 3,072 bytes for each example, as many as went
-# there.
+# If the input needs no gradient, nothing comes back for it. If it needs one, 3,072 bytes come back for each example, as
+# many as were sent. The gradient of a sum has the shape of the output, 8,192 bytes for each example, but it stores a
+# single 1: it is an *expanded* tensor. RPC sends only what is stored: **4 bytes**, for any batch. (So an example that
+# ends in `.sum()` looks cheaper than real training.)
 #
-# And the gradient of a sum? It has the shape of the output, 8,192 bytes for each example, but it is one 1 that
-# pretends to be many: an *expanded* tensor. RPC sends what is stored: **4 bytes**, for any batch. (A real loss gives
-# a real gradient. Remember this when an example that ends in `.sum()` looks cheap.)
-#
-# Is that so on the wire, too? With `measure="phase"` the kernel's counters are read around the backward pass. Look at
-# what is left of 65,536 bytes: under 400, nearly all of it framing.
+# With `measure="phase"` the kernel's counters are read around the backward pass. Instead of 65,536 bytes, fewer than
+# 400 are sent, nearly all of them framing.
 
 # %%
 measured = {}
@@ -206,17 +188,17 @@ with cluster:
 # %% [markdown]
 # ## DDP or model parallel: which sends less?
 #
-# Now a whole model in two ways. `split.First` is a convolution that makes 8 channels, `split.Second` two linear
-# layers that make ten numbers of them: 35,818 parameters, P = 143,272 bytes.
+# Now we train a whole model in two ways. `split.First` is a convolution with 8 output channels. `split.Second` has two
+# linear layers with ten outputs. Together they have 35,818 parameters, P = 143,272 bytes.
 #
-# - *DDP*: both ranks have all of it, and each sends P bytes in a step: 2 · P together.
-# - *Model parallel*: `stage0` has the first half, `stage1` the second, and the labels to make the loss. In each step
-#   B · 4 · C · H · W bytes go there, and as many come back: 8,192 bytes for each example, twice.
+# - *DDP*: both ranks have the whole model, and each sends P bytes in a step: 2 · P together.
+# - *Model parallel*: `stage0` has the first half; `stage1` has the second half, and gets the labels for the loss. In
+#   each step B · 4 · C · H · W bytes cross the cut, and as many come back: 8,192 bytes for each example, twice.
 #
-# One does not depend on B, the other grows with it. They meet where 2 · P = 2 · B · 4 · C · H · W, so at
-# B = P / (4 · C · H · W). **Predict first:** which B is that, and for which batches should you cut the model?
+# **Predict first:** DDP's bytes do not depend on B, those of model parallel grow with it. At which B are both equal?
 
 # %%
+my_meeting = lessons.predict("model_parallel.break-even", None)
 size = split.Size(C=8, H=16, W=16)
 predicted = split.break_even(size)
 print(f"P = {split.parameter_bytes(size):,} B, the cut: {split.boundary_bytes(size):,} B for each example")
@@ -224,21 +206,18 @@ print(f"They meet at B = {predicted:.2f}")
 
 steps = {}
 if counted:
-    counting = Bytes()  # two ranks that stay, and the kernel's counters around each step
+    counting = Bytes()  # two lasting ranks, and the kernel's counters around each step
     steps = {B: counting.ask(size._replace(B=B)) for B in (1, 8, 16, 17, 18, 32)}
     counting.close()
 for B, step in steps.items():
     less = "DDP" if step.ddp[1] < step.rpc[1] else "model parallel"
     print(f"B = {B:2}: DDP {step.ddp[1]:,} B, model parallel {step.rpc[1]:,} B: {less} sends less")
+my_meeting and my_meeting.against(predicted, tolerance=0.03)
 
 # %% [markdown]
-# Predicted at 17.49, found between 17 and 18. From here on DDP sends less, however large the batch. A larger image
-# moves the crossing down, for the convolution's parameters do not grow with it, but the cut does; a larger linear
-# layer moves it up.
-#
-# Two things are left out of the formula and counted by the kernel. The labels go over the cut too, 8 bytes each. And
-# each of the twelve messages of a step has its framing: about 3 kB in all, more than the framing of DDP's one
-# all-reduce.
+# They are equal where 2 · P = 2 · B · 4 · C · H · W, so at B = P / (4 · C · H · W) = 17.49; the measurement finds it
+# between 17 and 18. For larger B, DDP sends less. The kernel also counts what the formula leaves out: the labels, 8
+# bytes each, and the framing of the twelve messages of a step, about 3 kB in all.
 
 # %% tags=["DM8", "check"]
 assert split.parameter_bytes(size) == 143_272 == 4 * 35_818
@@ -256,15 +235,14 @@ for B, step in steps.items():
     assert step.ddp[1] - step.ddp[0] < 1_500
 
 # %% [markdown]
-# (For a fair comparison, mind what a step is: DDP's two ranks have a batch each. The bytes do not change if each takes
-# half of one batch. And with n ranks instead of 2, both formulas get the factor n - 1: the crossing stays.)
+# (Each of DDP's two ranks has its own batch of B. Its bytes do not change if each takes half of one batch. With n ranks
+# instead of 2, both formulas get the factor n - 1, so they are equal at the same B.)
 #
-# ## Turn the knobs
+# ## Change the sizes
 #
-# Each slider, when you let it go, makes the two ranks train again, both ways, and the kernel counts. (With the
-# keyboard: tab to a slider, then the arrow keys. Without a Jupyter kernel you see the picture only, and where the
-# system does not count, nothing.) **Predict first:** with
-# images of 8×8 pixels instead of 16×16, where is the crossing?
+# When you release a slider, the two ranks train again in both ways, and the kernel counts. (With the keyboard, tab to a
+# slider, then use the arrow keys. Without a running kernel you see only the picture; on a system without counters you
+# see nothing.) With images of 8×8 pixels instead of 16×16, at which batch size are both equal?
 
 # %%
 turn = knobs(B=16) if counted else None
@@ -280,9 +258,9 @@ assert round(split.break_even(split.Size(H=8, W=8)), 1) == 70.0
 # %% [markdown]
 # ## Exercise
 #
-# A linear layer of 4,096 × 4,096 numbers (without bias) stands behind the cut, and its input of B × 4,096 numbers
-# crosses it. The part before the cut has no parameters. From which batch on does DDP send less? Work it out, write your
-# number instead of `None`, and run the cell.
+# A linear layer of 4,096 × 4,096 numbers (without bias) is behind the cut, and its input of B × 4,096 numbers crosses
+# it. The part before the cut has no parameters. Above which batch size does DDP send less? Write your number instead of
+# `None`, and run the cell.
 
 # %% tags=["exercise"]
 my_answer = None

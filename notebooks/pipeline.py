@@ -10,17 +10,18 @@
 # %% [markdown]
 # # Pipeline parallel: what does the order of the work change?
 #
-# **Goals.** You will be able to predict what crosses each cut; tell GPipe from 1F1B by order, memory and bubble.
+# **Goals.** You will be able to predict what crosses each stage boundary; compare GPipe and 1F1B by order, memory and
+# bubble.
 #
 # **Before this:** [model_parallel](model_parallel.ipynb). **Takes** about 35 minutes.
 #
-# A model in three stages, one on each rank. While one stage computes, the others would wait; so the batch is cut into
-# *micro-batches* that follow each other through the stages. **How many bytes cross each cut for a micro-batch? Does
-# their number m matter? And what does the schedule 1F1B do better than GPipe?**
+# A model has three stages, one on each rank; each is a layer of 64 × 64. So that the stages need not wait for each
+# other, the batch is cut into *micro-batches* that follow each other through the stages. **How many bytes cross each
+# stage boundary for a micro-batch? Does their number m matter? And what does the schedule 1F1B do better than GPipe?**
 #
-# We use torch's own pipelining, with a span around each piece of work: `F2` is the forward pass of micro-batch 2 in one
-# stage, `B2` its backward pass. For the pictures a piece also sleeps: three ranks on two cores cannot compute at once,
-# but they can sleep at once. So their *shape* is that of a pipeline with equal stages; their milliseconds mean nothing.
+# Here is torch's own pipelining, with a span around each piece of work: `F2` is the forward pass of micro-batch 2 in
+# one stage, `B2` its backward pass. For the pictures each piece also sleeps, because three ranks on two cores can sleep
+# at the same time, but not compute. So the *shape* is that of equal stages; the milliseconds mean nothing.
 
 # %%
 import time
@@ -32,10 +33,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.nn.functional import mse_loss
-from torch.nn.parallel import DistributedDataParallel
 
 from dlearn import Cluster, draw, lessons, messages, play, span
-from dlearn.analysis import traffic
 
 STAGES, WIDTH, BATCH = 3, 64, 48
 
@@ -50,18 +49,13 @@ class Stage(PipelineStage):
         with span(f"F{number}"):
             time.sleep(self.work_s)
             output = super().forward_one_chunk(number, *args, **kwargs)
-        self.most_kept = max(self.most_kept, len(self.fwd_cache))  # torch's own list of what backward passes will need
+        self.most_kept = max(self.most_kept, len(self.fwd_cache))  # torch's own cache for the backward passes
         return output
 
     def backward_one_chunk(self, number, *args, **kwargs):
         with span(f"B{number}"):
             time.sleep(2 * self.work_s)
             super().backward_one_chunk(number, *args, **kwargs)
-
-
-# %% [markdown]
-# Each stage is a layer of 64 × 64. Rank 0 gives the inputs to its `step`, the last rank the targets. All else is up to
-# the schedule.
 
 
 # %%
@@ -76,7 +70,7 @@ def data():
 
 
 def train(schedule, m, work_s=0.0):
-    """Two steps; returns the gradients of the last, and of how many micro-batches something was kept at once."""
+    """Make two steps; return the last gradients, and the most micro-batches that were kept at the same time."""
     rank, n = dist.get_rank(), dist.get_world_size()
     stage = Stage(layers(rank), rank, n, torch.device("cpu"))
     stage.work_s = work_s
@@ -95,13 +89,16 @@ def train(schedule, m, work_s=0.0):
 
 
 # %% [markdown]
-# ## What crosses a cut
+# ## What crosses a stage boundary
 #
-# A batch of 48 and m = 6 make micro-batches of 8; between two layers each example is 64 numbers of 4 bytes. **Predict
-# first:** what goes from rank 0 to rank 1 in one step, and what comes back? Do parameters travel?
-
+# A batch of 48 and m = 6 give micro-batches of 8; between two layers each example is 64 numbers of 4 bytes. Rank 0
+# passes the inputs to its `step`, the last rank the targets. What does rank 0 send to rank 1 in one step, and what
+# comes back? **Predict first:** if m is 12 instead of 6, how many times as many bytes does a step send?
 
 # %%
+my_times = lessons.predict("pipeline.bytes with twice as many micro-batches", None)
+
+
 def crossing(run):
     """How often each message was sent in the second step."""
     return Counter((each.src, each.dst, each.what) for each in messages(run.trace.within("step 1")))
@@ -112,62 +109,34 @@ with Cluster(STAGES) as cluster:
     one_each = {m: cluster.run(train, Schedule1F1B, m) for m in (3, 6, 12)}
 for (src, dst, what), times in sorted(crossing(gpipe[6]).items()):
     print(f"rank {src} -> rank {dst}: {times} times {what}")
-
-# %% [markdown]
-# For each micro-batch 2,048 bytes forward, the output of the stage, and 2,048 bytes back, its gradient, which has the
-# same shape. No parameter and no gradient of a parameter: each stage keeps its own.
-#
-# Each micro-batch sends **B/m · width · 4 bytes** forward across each stage boundary, and the same number back.
-
-# %% tags=["Q14", "check"]
-step = messages(gpipe[6].trace.within("step 1"))
-assert {each.payload_bytes for each in step} == {BATCH // 6 * WIDTH * 4} == {2_048}
-assert Counter((each.src, each.dst) for each in step) == {(0, 1): 6, (1, 0): 6, (1, 2): 6, (2, 1): 6}
-
-# %% [markdown]
-# The *first* step sends more. How does rank 1 know what shape it will receive?
-
-# %%
-first = list(messages(gpipe[6].trace.within("step 0")))
-early = first[: len(first) - len(step)]
-for each in early:
-    print(f"rank {each.src} -> rank {each.dst}: {each.what}, {each.payload_bytes} B")
-
-# %% [markdown]
-# Twelve messages, once. Before them one number goes down the stages and comes back: does every stage know its shapes
-# already? It does not. So each stage tells the next one what it will send, and on the way back what the gradients will
-# be like: the length of a pickle, and the pickle.
-
-# %% tags=["check"]
-assert len(early) == 12
-assert [(each.src, each.dst) for each in early[:4]] == [(0, 1), (1, 2), (2, 1), (1, 0)]
-assert [each.payload_bytes for each in early[:4]] == [4] * 4
-assert [each.payload_bytes for each in early[4::2]] == [8] * 4
-assert {each.payload_bytes for each in first[12:]} == {2_048}
-
-# %% [markdown]
-# ## Does m matter?
-#
-# **Predict first:** with 1, 3, 6 and 12 micro-batches, how many messages does a step have, and how many bytes?
-
-# %%
 sent = {}
 for m, run in gpipe.items():
     step = messages(run.trace.within("step 1"))
     sent[m] = (len(step), sum(each.payload_bytes for each in step))
     print(f"m = {m:2}: {sent[m][0]:2} messages, {sent[m][1]:,} B")
+my_times and my_times.against(sent[12][1] / sent[6][1])
 
 # %% [markdown]
-# 4 · m messages, and always 49,152 bytes: the batch crosses two cuts, there and back, whole or in slices.
-
-# %% tags=["check"]
-assert sent == {m: (4 * m, 2 * 2 * BATCH * WIDTH * 4) for m in (1, 3, 6, 12)}
-
-# %% [markdown]
-# ## Another order of the same work
+# Each micro-batch sends 2,048 bytes forward, the output of the stage, and 2,048 bytes back, its gradient, which has the
+# same shape. Parameters and their gradients do not travel: each stage keeps its own.
 #
-# GPipe does all forward passes, then all backward passes. **1F1B** ("one forward, one backward") begins with backward
-# passes as soon as it can, and from then on does one of each in turn. **Predict first:** does it send other messages?
+# Each micro-batch sends **B/m · width · 4 bytes** forward across each stage boundary, and the same number back. That
+# makes 4 · m messages, but always 49,152 bytes: the whole batch crosses two boundaries, forward and back.
+
+# %% tags=["Q14", "check"]
+step = messages(gpipe[6].trace.within("step 1"))
+assert {each.payload_bytes for each in step} == {BATCH // 6 * WIDTH * 4} == {2_048}
+assert Counter((each.src, each.dst) for each in step) == {(0, 1): 6, (1, 0): 6, (1, 2): 6, (2, 1): 6}
+assert sent == {m: (4 * m, 2 * 2 * BATCH * WIDTH * 4) for m in (1, 3, 6, 12)}
+assert sent[6][1] == 49_152
+
+# %% [markdown]
+# ## The same work in another order
+#
+# GPipe does all forward passes, then all backward passes. **1F1B** ("one forward, one backward") starts backward passes
+# as soon as it can, and from then on alternates. Does it send other messages? Are its gradients those of the whole
+# model? In the pictures, look at the gaps of each rank: are they smaller in the lower picture? How many F does rank 0
+# make before its first B?
 
 
 # %%
@@ -180,10 +149,17 @@ def order_of(run):
 for name, run in (("GPipe", gpipe[6]), ("1F1B", one_each[6])):
     for rank, works in enumerate(order_of(run)):
         print(f"{name:5} rank {rank}:", *works)
+napping = {name: cluster.run(train, kind, 6, 0.05) for name, kind in (("GPipe", ScheduleGPipe), ("1F1B", Schedule1F1B))}
+for name, run in napping.items():
+    axes = draw.timeline(run.trace.within("step 1").where(kind="span"))
+    begun = order_of(run)[0].index("B0")
+    axes.set_title(f"{name}: rank 0 begins {begun} forward passes before B0", loc="left", fontsize=12, weight="bold")
 
 # %% [markdown]
-# Each rank does the same twelve pieces, in another order, and every message and every byte is the same. In 1F1B the
-# last rank takes strict turns; a rank before it first does one more forward pass for each stage that follows.
+# Each rank does the same twelve pieces in another order, and every message and every byte is the same. In 1F1B the last
+# rank alternates from the start; an earlier rank first does one more forward pass for each stage that follows it.
+# Except for rounding, the gradients are those of the undivided model with the whole batch. Both schedules add in the
+# *same* order, so their gradients are equal in every bit.
 
 # %% tags=["Q14", "check"]
 forwards, backwards = ([f"{way}{number}" for number in range(6)] for way in "FB")
@@ -192,28 +168,31 @@ assert order_of(gpipe[6]) == [forwards + backwards] * 3
 assert order_of(one_each[6])[2] == [each for pair in zip(forwards, backwards, strict=True) for each in pair]
 assert [works.index("B0") for works in order_of(one_each[6])] == [3, 2, 1]
 
-# %% [markdown]
-# When do they do it? Both once more, now with sleeping as work. Look at the gaps of each rank: are they less in the
-# lower picture? And how many F of rank 0 stand before its first B?
+whole = nn.Sequential(*(layers(rank) for rank in range(STAGES)))
+inputs, targets = data()
+mse_loss(whole(inputs), targets).backward()
+expected = torch.cat([parameter.grad.flatten() for parameter in whole.parameters()])
 
-# %%
-napping = {name: cluster.run(train, kind, 6, 0.05) for name, kind in (("GPipe", ScheduleGPipe), ("1F1B", Schedule1F1B))}
-for name, run in napping.items():
-    axes = draw.timeline(run.trace.within("step 1").where(kind="span"))
-    begun = order_of(run)[0].index("B0")
-    axes.set_title(f"{name}: rank 0 begins {begun} forward passes before B0", loc="left", fontsize=12, weight="bold")
+
+def gradients(run):
+    return torch.cat([each.flatten() for rank in range(STAGES) for each in run.results[rank][0]])
+
+
+for run in (*gpipe.values(), *one_each.values()):
+    torch.testing.assert_close(gradients(run), expected, rtol=0, atol=1e-6)
+assert all(torch.equal(gradients(gpipe[m]), gradients(run)) for m, run in one_each.items())
 
 # %% [markdown]
 # ## What must be kept
 #
-# Between F2 and B2 a stage keeps the activations of micro-batch 2; autograd needs them. Step through 1F1B and look at
-# what each rank keeps. What is the most, for each of the ranks?
+# Between F2 and B2 a stage keeps the activations of micro-batch 2, because autograd needs them. **Predict first:** in
+# 1F1B with 12 micro-batches, of how many does rank 0 keep the activations at the same time? In the player, step through
+# 1F1B and look at what each rank keeps.
 
 # %%
-play.player(napping["1F1B"].trace.within("step 1"), title="One step of 1F1B: three stages, six micro-batches")
+my_kept = lessons.predict("pipeline.kept by rank 0", None)
 
 
-# %%
 def most_kept(works):
     """Counted from the order: a forward pass adds a micro-batch, a backward pass frees one."""
     kept = [0]
@@ -225,10 +204,13 @@ def most_kept(works):
 for m in (3, 6, 12):
     counts = [[most_kept(works) for works in order_of(runs[m])] for runs in (gpipe, one_each)]
     print(f"m = {m:2}: GPipe keeps {counts[0]}, 1F1B {counts[1]} on ranks 0, 1, 2")
+if my_kept:
+    print(my_kept.against(most_kept(order_of(one_each[12])[0])))
+play.player(napping["1F1B"].trace.within("step 1"), title="One step of 1F1B: three stages, six micro-batches")
 
 # %% [markdown]
-# That is the difference. GPipe keeps all **m** on every rank. With n stages 1F1B keeps at most **n - rank**, here 3, 2
-# and 1, however many micro-batches there are. Torch's own list of what it keeps says the same.
+# This is the difference between the schedules. GPipe keeps all **m** micro-batches on every rank. With n stages 1F1B
+# keeps at most **n - rank**, here 3, 2 and 1, however many micro-batches there are. Torch's cache agrees.
 
 # %% tags=["check"]
 for m, run in gpipe.items():
@@ -241,12 +223,14 @@ for run in (*gpipe.values(), *one_each.values()):
 # %% [markdown]
 # ## The bubble
 #
-# The gaps are called the *bubble*. How large is it, if nothing but the order costs time? We take the order that was
-# seen, let F take 1 and B take 2, and messages nothing: a piece begins when its rank has done the one before, and the
-# neighbour has done the same micro-batch. **Predict first:** which schedule is done sooner?
-
+# The gaps are called the *bubble*. How large is it in theory? Take the recorded order, let F take 1, B take 2, and
+# messages no time. A piece begins when its rank has finished the piece before, and the neighbour has finished the same
+# micro-batch. **Predict first:** which schedule ends sooner?
 
 # %%
+my_sooner = lessons.predict("pipeline.done sooner", None, choices=("GPipe", "1F1B", "neither"))
+
+
 def length(order):
     """How long a step in this order takes, where F takes 1 and B takes 2."""
     done, free, waiting = {}, [0] * len(order), [list(works) for works in order]
@@ -268,90 +252,31 @@ for name, runs in (("GPipe", gpipe), ("1F1B", one_each)):
         print(
             f"{name:5} m = {m:2}: a step takes {total:2}, each rank works {3 * m:2}, the bubble is {bubbles[name, m]}"
         )
+my_sooner and my_sooner.against("neither")
 
 # %% [markdown]
-# Neither: both take (m + n - 1) · 3, and of that **(n - 1)/(m + n - 1)** is bubble. With m = 1, which is the model cut
-# up without a pipeline, each of three ranks does nothing for 2/3 of the time; with m = 12 for 1/7. So one wants many
-# micro-batches. With GPipe each of them must be kept; with 1F1B not. That is why 1F1B is used: not less waiting, less
-# memory.
+# Neither: both take (m + n - 1) · 3, and of that **(n - 1)/(m + n - 1)** is bubble. With m = 1 (stages without a
+# pipeline) each of three ranks is idle for 2/3 of the time, with m = 12 for 1/7. So many micro-batches are better.
+# GPipe must keep all of them, 1F1B only a few: 1F1B saves memory, but no time. (From which batch size on DDP sends
+# less: [model_parallel](model_parallel.ipynb).)
 
 # %% tags=["check"]
 assert all(bubble == Fraction(STAGES - 1, m + STAGES - 1) for (_, m), bubble in bubbles.items())
 assert all(length(order_of(run)) == 3 * (m + STAGES - 1) for runs in (gpipe, one_each) for m, run in runs.items())
 
 # %% [markdown]
-# ## Is it the same model?
+# ## Exercises
 #
-# The three layers in one piece, and the whole batch at once. **Predict first:** are the gradients equal in every bit?
-# Between the two schedules? (By default torch divides the sum over micro-batches by m; the loss is a mean.)
-
-# %%
-whole = nn.Sequential(*(layers(rank) for rank in range(STAGES)))
-inputs, targets = data()
-mse_loss(whole(inputs), targets).backward()
-
-
-def gradients(run):
-    return torch.cat([each.flatten() for rank in range(STAGES) for each in run.results[rank][0]])
-
-
-expected = torch.cat([parameter.grad.flatten() for parameter in whole.parameters()])
-for m, run in gpipe.items():
-    off = (gradients(run) - expected).abs().max().item()
-    print(f"m = {m:2}: off by at most {off:.0e} from the whole model's")
-
-# %% [markdown]
-# Equal but for rounding, as sums are made in another order. Both schedules make them in the *same* order, B0 to the
-# last: equal in every bit.
-
-# %% tags=["check"]
-for run in (*gpipe.values(), *one_each.values()):
-    torch.testing.assert_close(gradients(run), expected, rtol=0, atol=1e-6)
-assert all(torch.equal(gradients(gpipe[m]), gradients(run)) for m, run in one_each.items())
-
-# %% [markdown]
-# ## Or DDP?
-#
-# The same three layers, the same batch, on three ranks with DDP: gradients of 12,480 parameters, and not activations.
-# **Predict first:** which of the two sends less?
-
-
-# %%
-def train_ddp():
-    rank, n = dist.get_rank(), dist.get_world_size()
-    model = DistributedDataParallel(nn.Sequential(*(layers(stage) for stage in range(n))))
-    inputs, targets = (each.chunk(n)[rank] for each in data())
-    for step in range(3):
-        with span(f"step {step}"):
-            mse_loss(model(inputs), targets).backward()
-
-
-ddp = traffic(Cluster(STAGES).run(train_ddp).trace.within("step 2")).total_bytes
-print(f"DDP {ddp:,} B in a step, the pipeline {sent[6][1]:,} B")
-
-# %% [markdown]
-# Over n ranks a ring sends 2 (n - 1) times the parameters, a pipeline 2 (n - 1) times the activations at a cut. So the
-# pipeline sends less exactly where **B · width is less than the number of parameters**, here 3,072 against 12,480. A
-# larger batch costs DDP no byte more; the pipeline's bytes grow with it.
-
-# %% tags=["check"]
-parameters = sum(parameter.numel() for parameter in whole.parameters())
-assert (parameters, BATCH * WIDTH) == (12_480, 3_072)
-assert ddp == 2 * (STAGES - 1) * 4 * parameters == 199_680
-assert sent[6][1] == 2 * (STAGES - 1) * 4 * BATCH * WIDTH
-
-# %% [markdown]
-# ## Exercise
-#
-# Write 1F1B yourself: which pieces of work does a stage of n do, in which order, for m micro-batches? Return their
-# names (`["F0", "F1", ...]`) instead of `None`, and run the cell. It is compared with real ranks: three, and four.
+# 1. In which order does a stage do its pieces of work in 1F1B, with n stages and m micro-batches? Return their names
+#    (`["F0", "F1", ...]`) instead of `None`, and run the cell. It is compared with three and with four real ranks.
+# 2. Now write 1F1B with sends and receives. The docstring says what it must do.
 
 # %%
 TRIED = {(3, 6): one_each[6], (3, 12): one_each[12], (4, 8): Cluster(4).run(train, Schedule1F1B, 8)}
 
 
 def of_each(order):
-    """What `order(stage, n, m)` returns for every stage of the three runs."""
+    """Call `order(stage, n, m)` for every stage of the three runs."""
     return {f"stage {rank} of {n}, m = {m}": order(rank, n, m) for n, m in TRIED for rank in range(n)}
 
 
@@ -376,3 +301,16 @@ def right_order(stage, n, m):
 
 
 assert lessons.answer("pipeline.order_of_1f1b", of_each(right_order), measured=seen).right
+
+
+# %% tags=["exercise"]
+def my_pipeline(forward, backward, length, micro_batches):
+    """Be stage r of a pipeline on rank r. `forward(i, x)` returns the y of micro-batch i, `backward(i, gradient)` the
+    gradient of its x. The first stage's x and the last stage's gradient are None. Send each y to the next stage and
+    each gradient to the previous one (float64, `length` numbers), in the order 1F1B: never keep more micro-batches than
+    there are stages from this one to the end.
+    """
+    return  # replace this by your schedule
+
+
+lessons.check("one_f_one_b", my_pipeline, student="")  # your name: it chooses the data

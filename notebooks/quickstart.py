@@ -10,18 +10,19 @@
 # %% [markdown]
 # # Quickstart: who sends what to whom?
 #
-# **Goals.** You will be able to start real ranks from a cell; say who sends what to whom in an all-reduce; name the
-# rank and the line that a hang waits for.
+# **Goals.** You will be able to start real ranks from a cell; say which rank sends what to which in an all-reduce; read
+# from a hang which rank waits, in which line, and for which rank.
 #
 # **Before this:** basic PyTorch: a model, a loss, an optimizer. **Takes** about 25 minutes.
 #
 # ## 1. Watch
 #
-# Three Python processes, numbered 0, 1 and 2: their *ranks*. Each has six numbers of its own. After an *all-reduce*
-# each has the sums over all three, and no rank is in the middle.
+# A *rank* is one process of a job, and has a number. Here are three ranks with six numbers each. An *all-reduce* is a
+# call that all ranks make together. After it, every rank has the sums over all three. Torch leaves the work to *gloo*,
+# a library that moves tensors between CPUs. (More words: [glossary](../docs/glossary.md).)
 #
-# **Predict first:** to whom does rank 0 send? Write one of the choices instead of `None`. It is kept in a file beside
-# this notebook, and nowhere else. Then run the next cell, and press Play: which way round do they go?
+# **Predict first:** to which rank does rank 0 send? Write one of the choices instead of `None`, as `"to both"`. It is
+# kept only in a file beside this notebook. Then run the next cell and press Play. Which way do the numbers travel?
 
 # %%
 import os
@@ -52,28 +53,29 @@ if my_way:
 play.player(run.trace)
 
 # %% [markdown]
-# Rank 1 sends to rank 0, rank 2 to rank 1, rank 0 to rank 2: the ring turns to the left. Each box shows what its rank
-# holds: a colour for each rank whose numbers have been added up in a part.
+# Each rank sends to the rank before it, and rank 0 to rank 2: a ring that turns to the left. No rank is in the middle.
+# Each box shows the data of one rank. The colours of a part show whose numbers its sum already contains.
 #
-# *Derived*, the dashed lines, means: your program called `all_reduce`, which was seen; who sends which part to whom in
-# it follows from gloo's algorithm. The sentence above the player compares that with the kernel's own counters
-# (`analysis.reconcile`).
+# Dashed lines are *derived* messages: dlearn saw the call of `all_reduce`, and knows gloo's algorithm. The sentence
+# above the player compares them with the byte counters of Linux. Residue 0: they explain every byte.
 
 # %% tags=["Q11", "check"]
 assert run.results == {0: 6.0, 1: 6.0, 2: 6.0}
 assert wire.exact or wire.not_measured  # Linux has the counters
 assert {(message.src, message.dst) for message in messages(run.trace)} == {(1, 0), (2, 1), (0, 2)}
 processes = {process.header.pid for process in run.trace.processes}
-assert len(processes | {os.getpid()}) == 4  # three real ones, and this kernel
+assert len(processes | {os.getpid()}) == 4  # three ranks, and this kernel
 
 # %% [markdown]
 # ## 2. Break it
 #
-# Two all-reduces, and rank 1 goes wrong in one of two ways. **Predict first:** what happens if it leaves out the first
-# one? And if it calls them the other way round: the sums should be 2 and 20; what comes out?
-
+# Each rank calls two all-reduces. Rank 1 makes one of two mistakes: it leaves out the first call, or it calls them the
+# other way round. The sums should be 2 and 20. **Predict first:** what happens in the second case?
 
 # %%
+my_swap = lessons.predict("quickstart.other way round", None, choices=("2 and 20", "an error", "a hang", "wrong sums"))
+
+
 def sums(wrong):
     loss, accuracy = torch.tensor(1.0), torch.tensor(10.0)
     if dist.get_rank() == 0:
@@ -86,16 +88,19 @@ def sums(wrong):
     return loss.item(), accuracy.item()
 
 
-stuck = Cluster(2).run(sums, "left out", timeout=2, check=False)  # check=False: the error stands in stuck.error
+stuck = Cluster(2).run(sums, "left out", timeout=2, check=False)  # check=False: the error is in stuck.error
 print(stuck.error.what)
 swapped = Cluster(2).run(sums, "other way round")
 print(swapped.results, *explain(swapped.trace).sentences[-2:], sep="\n")
+if my_swap:
+    print(my_swap.against("wrong sums"))
 axes = draw.timeline(stuck.trace)
 
 # %% [markdown]
-# Left out: rank 0 waits for ever, and you are told in which line, and for whom. (The first call of each has met the
-# other's: the picture has one all-reduce that went through, and is wrong.) The other way round: **11 and 11, and no
-# error.** Calls meet by their number and by nothing else. That the lines differ can be seen from outside, and is.
+# If a call is left out, rank 0 waits for ever. The message names the rank it waits for, and the line: `In[4]:8` is line
+# 8 of cell [4]. (Rank 1's only call met rank 0's first, so the picture has one complete all-reduce, with wrong sums.)
+# If the calls are swapped, the result is **11 and 11, without an error.** Gloo matches calls by their order alone. The
+# trace (what dlearn recorded) shows that the matched calls are in different lines.
 
 # %% tags=["check"]
 assert "rank 0 waits for rank 1 in all_reduce #2" in stuck.error.what
@@ -103,13 +108,12 @@ assert swapped.results == {0: (11.0, 11.0), 1: (11.0, 11.0)}
 assert len(analysis.mismatches(swapped.trace)) == 2
 
 # %% [markdown]
-# ## 3. Turn a knob
+# ## 3. Change the batch
 #
-# Now two ranks train a small model, in two ways. *Data parallel* (DDP): each has all of the model and a part of the
-# images; they add up their gradients. *Model parallel*: each has half of the model, and for every image
-# B · C · H · W numbers go over the cut, and as many come back. Let a slider go, and they train again.
-#
-# **Predict first:** which bar moves with B, the number of images in a batch?
+# Two ranks train a small model in two ways. *Data parallel*: each rank has the whole model and a part of the images,
+# and they average their gradients. *DDP* (`DistributedDataParallel`) is torch's class for it. *Model parallel*: each
+# rank has half of the model. B · C · H · W numbers cross the cut (B images of C channels, H high and W wide), and as
+# many come back. **Think first:** which bar changes with B? Then move a slider, and the ranks train again.
 
 # %%
 from dlearn.lessons.knobs import knobs
@@ -118,9 +122,9 @@ turn = None if wire.not_measured else knobs(B=8)
 turn or f"No sliders here: they show what the kernel counts. {wire.not_measured}"
 
 # %% [markdown]
-# Only that of the cut model: it takes 16,384 bytes for each image. DDP adds up the gradients of all images in one
-# number for each of its 35,818 parameters before anything is sent, whatever B is. (Without a kernel you see the picture
-# only. The lesson `model_parallel` finds where the bars meet.)
+# Only the bar of model parallel: each image takes 16,384 bytes. DDP sends one number for each of its 35,818 parameters,
+# whatever B is, because each rank adds up the gradients of its images before it sends them. (On the site
+# are no sliders. [model_parallel](model_parallel.ipynb) finds where the bars meet.)
 
 # %% tags=["DM2", "check"]
 if turn:  # wherever its sliders stand
@@ -133,9 +137,9 @@ if turn:  # wherever its sliders stand
 # %% [markdown]
 # ## 4. Guess
 #
-# A *parameter server* holds a model. A trainer sends it images, gets the model's answers, sends the gradients of its
-# loss back, and tells the server to make a step. That is one iteration. **Predict first:** how many messages is it?
-# Write your number instead of `None`.
+# A *parameter server* is a process that holds a model. A trainer sends it images, gets the model's outputs, sends the
+# gradients of its loss back, and asks the server to take a step. All of this happens by calls over the network (RPC,
+# remote procedure calls). That is one iteration. **Predict first:** how many messages does it take? Write your number.
 
 # %%
 my_guess = lessons.predict("quickstart.messages of an iteration", None)
@@ -155,8 +159,8 @@ play.player(served, messages=one.messages)
 
 # %% [markdown]
 # Four messages do what the program asked for. The other ten are replies and bookkeeping: reference counts for remote
-# objects, and the end of the autograd context. (Tick *Hide control messages*. The lesson `parameter_server` explains
-# every one.)
+# objects, and the end of the *autograd context*, which stores the gradients of a backward pass over several processes.
+# (Tick *Hide control messages* to see the four. [parameter_server](parameter_server.ipynb) explains all fourteen.)
 
 # %% tags=["check"]
 assert (len(one.messages), sum(not message.control for message in one.messages)) == (14, 4)
@@ -164,8 +168,7 @@ assert (len(one.messages), sum(not message.control for message in one.messages))
 # %% [markdown]
 # ## 5. Your own script
 #
-# Nothing of your code was changed so far, and nothing has to be. Here is a script that knows nothing of dlearn, and is
-# started as `torchrun` would start it.
+# A script of your own needs no change. This one has no dlearn in it, and starts as by `torchrun` (about 10 seconds).
 
 # %%
 import subprocess
@@ -192,11 +195,11 @@ print(done.stderr)
 play.strip(Trace.load(folder / "trace"))
 
 # %% [markdown]
-# That is the whole run to travel in: wheel, drag, arrow keys; click on a call, and it lights up on all ranks, with its
-# line of code, its bytes, and the Python that selects it.
+# This is the whole run. Use the wheel, drag, or the arrow keys to move in it. If you click on a call, it is highlighted
+# on all ranks, with its line of code, its bytes, and the Python that selects it.
 #
-# **Your turn:** each rank hands 960,000 bytes to an all-reduce. How many bytes does it send? Click on one: you read
-# what all three send together. Write your number instead of `None`.
+# **Your turn:** each rank passes 960,000 bytes to an all-reduce. How many bytes does it send? If you click on a call,
+# you read how many bytes all three ranks send together. Write your number instead of `None`.
 
 # %% tags=["exercise"]
 my_answer = None
@@ -208,5 +211,5 @@ sent = analysis.traffic(Trace.load(folder / "trace").where(op="all_reduce"))
 assert lessons.answer("quickstart.bytes_of_a_rank", sent.bytes_from(rank=0) / 20).right
 
 # %% [markdown]
-# Next: [send_and_receive](send_and_receive.ipynb) shows what a collective is made of, and
-# [ring_all_reduce](ring_all_reduce.ipynb) lets you write one.
+# Next: [ring_all_reduce](ring_all_reduce.ipynb), in which you write an all-reduce of your own. If you have more than 90
+# minutes, go on with [send_and_receive](send_and_receive.ipynb).

@@ -10,20 +10,21 @@
 # %% [markdown]
 # # Send and receive: what does "blocking" wait for?
 #
-# **Goals.** You will be able to say what a blocking send waits for; cure a send/send deadlock; build an all-reduce
-# from sends.
+# **Goals.** You will be able to say what a blocking send waits for; repair a deadlock of two sends; find out from the
+# last bits of a sum in which direction a ring adds.
 #
 # **Before this:** [quickstart](quickstart.ipynb). **Takes** about 30 minutes.
 #
-# Everything that ranks do together is made of two calls: one rank *sends* a tensor, another *receives* it.
-# Both exist in two forms. `send` and `recv` **block**: they return when they are done. `isend` and `irecv`
-# return at once with a `work`, and `work.wait()` blocks.
+# All communication between ranks is built from two calls: one rank *sends* a tensor, another *receives* it. Both exist
+# in two forms. `send` and `recv` **block**: they return when they are done. `isend` and `irecv` return at once with a
+# `work`, and `work.wait()` blocks.
 #
-# But done with what? A send could be done when the data has left this process, or when the other one has
-# it. That decides whether a program runs or hangs.
+# When is a send done: when the data has left the sender, or when the receiver has it? This decides whether programs
+# hang.
 
 # %%
 import time
+from functools import reduce
 
 import torch
 import torch.distributed as dist
@@ -46,25 +47,22 @@ print("rank 1 has", run.results[1])
 explain(run.trace)
 
 # %% [markdown]
-# One message, and this time both of its ends were seen (*observed*). The receiver brings a buffer of the
-# right size: `recv` writes into it.
-
-# %% tags=["check"]
-[message] = messages(run.trace)
-
-assert run.results[1] == [7.0, 7.0, 7.0, 7.0]
-assert (message.src, message.dst, message.payload_bytes, message.how) == (0, 1, 16, "observed")
-
-# %% [markdown]
+# There is one message, and both of its ends were recorded: it is *observed*. The receiver provides a buffer of the
+# right size, and `recv` writes into it.
+#
 # ## A late receiver
 #
-# Rank 0 begins to send 4 bytes. Then both ranks meet in a barrier, so it has surely begun. Then rank 1
-# sleeps for 0.3 seconds, and only then it receives.
+# Rank 0 begins to send 4 bytes. Then both ranks meet in a barrier, so the send has begun. Rank 1 sleeps for 0.3 seconds
+# and then receives. Four bytes would fit into any buffer on the path.
 #
-# **Predict first:** how long does rank 0's `wait` take? Four bytes would fit into any buffer on the way ...
-
+# **Predict first:** how long does rank 0's `wait` take? In the picture, look at the bar of rank 0's send. The thin part
+# is waiting. How much of the bar is thin?
 
 # %%
+my_wait = lessons.predict("send_and_receive.wait", None, choices=("less than 0.1 s", "about 0.3 s"))
+[message] = messages(run.trace)
+
+
 def late_receiver():
     number = torch.zeros(1)
     start = time.monotonic()
@@ -82,34 +80,31 @@ def late_receiver():
 run = Cluster(2).run(late_receiver)
 for what, seconds in run.results[0].items():
     print(f"{what} {seconds * 1000:.1f} ms")
-
-# %% [markdown]
-# In the picture, look at the bar of rank 0's send. Thin means waiting: how much of the bar is it? And
-# when does rank 1 receive?
-
-# %%
+if my_wait:
+    print(my_wait.against("about 0.3 s"))
 axes = draw.timeline(run.trace)
 
 # %% [markdown]
-# Gloo's send is a **rendezvous**: it is done when the receiver has taken the data, however small it is.
-# `isend` only hands the job over; `wait` pays. (MPI is different: small messages go out at once, *eagerly*,
-# into a buffer of the receiver.)
+# Gloo's send is a **rendezvous**: it is done when the receiver has taken the data, however small the message is.
+# `isend` only begins the send, and `wait` waits for its end. (MPI differs: it sends small messages at once, *eagerly*.
+# The lesson [mpi](mpi.ipynb) finds the limit.)
 
 # %% tags=["MP1", "check"]
 [send] = run.trace.where(op="send").events
 [recv] = run.trace.where(op="recv").events
-
+assert (message.src, message.dst, message.payload_bytes, message.how) == (0, 1, 16, "observed")
 assert run.results[0]["wait returned after"] >= 0.3  # the sleep lies in between
 assert send.start_ns < recv.start_ns < send.end_ns
 
 # %% [markdown]
 # ## Both send first
 #
-# Two ranks want to swap a number. Each sends its own, then receives the other's. **Predict first:** what
-# happens?
-
+# Two ranks want to swap a number. Each sends its own, then receives the other's. **Predict first:** what happens?
 
 # %%
+my_swap = lessons.predict("send_and_receive.both send first", None, choices=("they swap", "an error", "a deadlock"))
+
+
 def swap():
     mine, yours = torch.tensor([dist.get_rank()]), torch.tensor([-1])
     other = 1 - dist.get_rank()
@@ -118,26 +113,18 @@ def swap():
     return yours.item()
 
 
-run = Cluster(2).run(swap, timeout=3, check=False)
-print(run.error)
+stuck = Cluster(2).run(swap, timeout=3, check=False)
+print(stuck.error)
+if my_swap:
+    print(my_swap.against("a deadlock"))
 
 # %% [markdown]
-# Each rank waits until the other receives, and neither comes to its `recv`: a *deadlock*. In the trace, two
-# sends have begun and none has ended.
-
-# %% tags=["MP1", "check"]
-assert run.error is not None
-assert run.results == {}
-calls = run.trace.where(kind="p2p").events
-assert [call.op for call in calls] == ["send", "send"]
-assert all(call.end_ns is None for call in calls)
-assert "rank 0 and rank 1 wait for each other" in run.error.what
-
-# %% [markdown]
-# ## The cure
+# Each rank waits until the other receives, and neither reaches its `recv`: a *deadlock*. In the trace, two sends have
+# begun and none has ended.
 #
-# Begin the send, receive, and only then wait for the send. (Or let one rank receive first; with more than
-# two ranks that is harder to get right.)
+# To repair it, begin the send, receive, and only then wait for the send. (Or let one rank receive first; with more than
+# two ranks that is harder to get right.) In the picture, look for the two arrows that cross. Both messages travel at
+# the same time: each is sent before the other arrives.
 
 
 # %%
@@ -152,17 +139,16 @@ def swap_well():
 
 run = Cluster(2).run(swap_well)
 print(run.results)
-
-# %% [markdown]
-# In the picture, look for the crossing: both messages are on their way at the same time, each sent before
-# the other has come.
-
-# %%
 axes = draw.timeline(run.trace)
 
-# %% tags=["check"]
-first, second = messages(run.trace)
+# %% tags=["MP1", "check"]
+assert stuck.results == {}
+calls = stuck.trace.where(kind="p2p").events
+assert [call.op for call in calls] == ["send", "send"]
+assert all(call.end_ns is None for call in calls)
+assert "rank 0 and rank 1 wait for each other" in stuck.error.what
 
+first, second = messages(run.trace)
 assert run.results == {0: 1, 1: 0}
 assert {(message.src, message.dst) for message in (first, second)} == {(0, 1), (1, 0)}
 assert first.sent_ns < second.received_ns
@@ -171,11 +157,13 @@ assert second.sent_ns < first.received_ns
 # %% [markdown]
 # ## Tags
 #
-# Rank 0 begins two sends to rank 1, with the tags 1 and 2. Rank 1 asks for tag 2 first. **Predict first:**
-# which number does it get first?
-
+# Rank 0 begins two sends to rank 1: the number 10 with tag 1, then 20 with tag 2. Rank 1 asks for tag 2 first.
+# **Predict first:** which number does it get first?
 
 # %%
+my_first = lessons.predict("send_and_receive.first number", None)
+
+
 def by_tag():
     if dist.get_rank() == 0:
         works = [dist.isend(torch.tensor([10 * tag]), dst=1, tag=tag) for tag in (1, 2)]
@@ -189,101 +177,84 @@ def by_tag():
 
 
 run = Cluster(2).run(by_tag)
-print("first, second:", run.results[1])
+print("first, second:", *run.results[1])
+my_first and my_first.against(run.results[1][0])
 
 # %% tags=["check"]
 assert run.results[1] == (20, 10)
 
 # %% [markdown]
-# A receive takes the message that carries its tag; between the same two ranks and with the same tag, first
-# come, first served. What would have happened with the blocking `send` in rank 0?
+# A receive takes the message that has its tag. Messages between the same two ranks with the same tag arrive in the
+# order in which they were sent.
 #
 # ## What an all-reduce is made of
 #
-# Now you can build one. Each of n ranks cuts its data into n chunks. For n-1 steps, each rank passes one
-# chunk to its left neighbour, rank r-1, and adds the chunk that comes from the right: then each rank has
-# one finished sum. For another n-1 steps the finished chunks go round.
-#
-# Is this what gloo does? Rounding tells: (a + b) + c and a + (b + c) differ in their last bits. **Predict
-# first:** will our ring's sums equal gloo's to the last bit? And those of a ring that turns to the right?
+# An *all-reduce* leaves the sum of all ranks' tensors on every rank. It is built from such messages. Gloo cuts the data
+# into n chunks, and each rank passes chunks to only one neighbour: a *ring*. To which rank does each send, and how
+# often?
 
 
 # %%
-def ring_all_reduce(to, source, chunks):
-    """Sum the chunks over all ranks, in place. They stand in the order in which this rank passes them on."""
-    for step in range(len(chunks) - 1):  # pass on a sum, add mine to the next
-        spare = torch.empty_like(chunks[step + 1])
-        sending = dist.isend(chunks[step], dst=to)
-        dist.recv(spare, src=source)
-        chunks[step + 1] += spare
-        sending.wait()
-    for step in range(-1, len(chunks) - 2):  # pass on what is finished
-        sending = dist.isend(chunks[step], dst=to)
-        dist.recv(chunks[step + 1], src=source)
-        sending.wait()
+def add_up():
+    dist.all_reduce(torch.ones(12))
 
 
-def differences(numbers, direction):
-    """How many sums of our ring differ from gloo's. `direction` -1: each rank sends to rank r-1."""
-    rank, n = dist.get_rank(), dist.get_world_size()
-    ours = torch.randn(numbers)
-    gloos = ours.clone()
-    pieces = ours.split(numbers // n)
-    chunks = [pieces[(rank - direction * (1 + step)) % n] for step in range(n)]
-    ring_all_reduce((rank + direction) % n, (rank - direction) % n, chunks)
-    dist.all_reduce(gloos)
-    return (ours != gloos).sum().item()
+run = Cluster(3).run(add_up)
+axes = draw.sequence(run.trace)
+
+# %% [markdown]
+# Rank r sends eight messages to rank r-1. A ring needs 2 (n-1) = 4 messages of one chunk, and gloo cuts each chunk in
+# two, so that one half travels while the other is added up.
+#
+# These arrows are *derived* from gloo's algorithm. Rounding errors can prove them: (a + b) + c and a + (b + c) differ
+# in their last bits. In a ring, the sum of a chunk grows along the ring, so the direction decides the order of adding.
+# The next cell adds in both orders on one device, and compares the results with gloo's sums of four ranks.
 
 
-def compare(direction, sizes):
-    torch.manual_seed(dist.get_rank())
-    return [differences(numbers, direction) for numbers in sizes]
+# %%
+def tensor_of(rank, numbers):
+    return torch.randn(numbers, generator=torch.Generator().manual_seed(rank))
+
+
+def gloos_sum(numbers):
+    total = tensor_of(dist.get_rank(), numbers)
+    dist.all_reduce(total)
+    return total
+
+
+def along_a_ring(numbers, way):
+    """Add on four ranks; chunk c starts at rank c + way and ends at rank c. `way` -1: each sends to rank r-1."""
+    chunks = [tensor_of(rank, numbers).chunk(4) for rank in range(4)]
+    orders = [[chunks[(c + way * step) % 4][c] for step in (1, 2, 3, 4)] for c in range(4)]
+    return torch.cat([reduce(torch.add, order) for order in orders])
 
 
 SIZES = [8, 1_000, 2**18, 7 * 2**20]  # numbers of 4 bytes: 32 B, 4 kB, 1 MiB, 28 MiB
-to_the_left = Cluster(4).run(compare, -1, SIZES)
-to_the_right = Cluster(4).run(compare, +1, SIZES)
-print("numbers that were summed:           ", SIZES)
-print("sums that differ, ring to the left: ", to_the_left.results[0])
-print("sums that differ, ring to the right:", to_the_right.results[0])
+found = {}
+with Cluster(4) as cluster:
+    for numbers in SIZES:
+        total = cluster.run(gloos_sum, numbers).results[0]
+        found[numbers] = [(total != along_a_ring(numbers, way)).sum().item() for way in (-1, +1)]
+        print(f"{numbers:9,} sums; different to the left: {found[numbers][0]}, to the right: {found[numbers][1]:,}")
 
 # %% [markdown]
-# To the left, our ring made of sends and receives agrees with gloo in every bit, from 32 bytes to 28 MiB.
-# To the right, many sums differ. So gloo's all-reduce is a ring at all these sizes, and it turns towards
-# rank r-1. (Eight numbers alone would prove little: their sums can agree by chance.)
+# With the order of a ring to the left, every bit agrees, from 32 bytes to 28 MiB. With the other order, many sums
+# differ. So gloo's all-reduce is a ring at all these sizes, and each rank sends to rank r-1. (Eight numbers alone prove
+# little: their sums can agree by chance.)
 
 # %% tags=["DM1", "check"]
-assert all(found == [0, 0, 0, 0] for found in to_the_left.results.values())
-assert all(count > 0 for count in to_the_right.results[0][1:])
-
-# %% [markdown]
-# Here is our ring with three ranks and 12 numbers, so a chunk has 16 bytes. Whom does each rank send to,
-# and how many times?
-
-# %%
-run = Cluster(3).run(compare, -1, [12])
-axes = draw.sequence(run.trace.where(kind="p2p"))
-
-# %% [markdown]
-# Four times, 2 (n-1), always to the rank before it. Gloo cuts each chunk in two, so that one half travels
-# while the other is added up: twice as many messages of half the size.
-
-# %% tags=["check"]
-ours = messages(run.trace.where(kind="p2p"))
-gloos = messages(run.trace.where(op="all_reduce"))
-
-assert run.results == {0: [0], 1: [0], 2: [0]}
-assert [message.payload_bytes for message in ours] == [16] * 4 * 3
-assert {(message.src, message.dst) for message in [*ours, *gloos]} == {(1, 0), (2, 1), (0, 2)}
-assert [message.payload_bytes for message in gloos] == [8] * 8 * 3
+assert all(to_the_left == 0 for to_the_left, _ in found.values())
+assert all(found[numbers][1] > 0 for numbers in SIZES[1:])
+assert {(m.src, m.dst) for m in messages(run.trace)} == {(1, 0), (2, 1), (0, 2)}
+assert [m.payload_bytes for m in messages(run.trace)] == [8] * 8 * 3
 
 # %% [markdown]
 # ## Exercise
 #
-# The ranks pass a token round, using `send` and `recv` only (no `isend`): rank 0 sends its tensor to rank 1, each rank
-# adds its own tensor to what comes and passes the sum on, and rank 0 gets the whole sum back into `tensor`. Which rank
-# must not begin with a `recv`? Fill in the function and run the cell: it is tried on 2, 3 and 4 ranks, and graded by
-# its result and by its calls.
+# The ranks pass a token round, with `send` and `recv` only (no `isend`). Rank 0 sends its tensor to rank 1; each rank
+# adds its own tensor to what arrives and passes the sum on; rank 0 receives the whole sum into `tensor`. Which rank
+# must not begin with a `recv`? Fill in the function and run the cell. The grader runs it on 2, 3 and 4 ranks, and
+# checks its result and its calls.
 
 
 # %% tags=["exercise"]
@@ -291,4 +262,4 @@ def pass_round(tensor):
     return  # replace this by your sends and receives
 
 
-lessons.check("token", pass_round)
+lessons.check("token", pass_round, student="")  # your name: it chooses the data

@@ -10,22 +10,20 @@
 # %% [markdown]
 # # A slow network: what do bytes cost, and when does it pay to send fewer?
 #
-# **Goals.** You will be able to predict an all-reduce's time from rate and latency; find the rate below which
-# compression pays.
+# **Goals.** You will be able to predict an all-reduce's time; find the rate below which compression pays.
 #
 # **Before this:** [compression](compression.ipynb), [trees_and_rings](trees_and_rings.ipynb). **Takes** about 25
 # minutes.
 #
-# On one machine a transfer costs processor time, and hardly any other. So speed does not tell a ring from a star there,
-# and compressing gradients never pays. Here you choose the network: each rank is put on one of its own, and a switch
-# forwards its packets with the rate and the latency that you say. gloo and DDP know nothing of it. (Linux only, no
-# root; `dlearn doctor` says whether this machine permits it, and what to do if not.)
+# On one machine a transfer costs little more than processor time. So a ring and a star take about as long, and
+# compressing gradients never pays. Here you choose the network: each rank has its own, and a switch forwards its
+# packets with the rate and the latency that you choose. gloo and DDP do not notice. (Linux only, no root; `dlearn
+# doctor` says whether this machine permits it, and what to do if not.)
 #
 # ## What does an all-reduce take?
 #
-# A message takes latency + bytes / rate. In a ring of n ranks each rank sends 2(n - 1) times, an n-th of the data each
-# time. **Predict first:** two ranks, 20 Mbit/s, a latency of 1 ms. How long does an all-reduce of 1 MB take? And of 4
-# bytes?
+# A message takes latency + bytes / rate. In a ring of n ranks each rank sends 2(n - 1) messages of one n-th of the
+# data. **Predict first:** with two ranks, 20 Mbit/s and 1 ms, how long does an all-reduce of 1 MB take? And of 4 bytes?
 
 # %%
 import time
@@ -46,7 +44,7 @@ def ring_seconds(size, rate, ranks=2):
 
 
 def all_reduce_seconds(sizes, rounds=3):
-    """The quickest of a few, for each size in bytes."""
+    """Time a few all-reduces of each size in bytes; return the fastest of each."""
     found = []
     for size in sizes:
         data, taken = torch.ones(size // 4), []
@@ -73,9 +71,9 @@ my_guess_ms and print(my_guess_ms.against({"1 MB": 1e3 * large, "4 B": 1e3 * sma
 run.network
 
 # %% [markdown]
-# The small one is all latency (and what gloo asks before it sends), so it is not nearly as much faster as it is
-# smaller. The table is the switch's own account, as asked and as forwarded. Now a curve for three rates, and dots for
-# what was measured:
+# The small all-reduce is nearly all latency (gloo also exchanges a message before it sends), so far fewer bytes save
+# far less time. The table is the switch's own report: *asked* is what you chose, *carried* is what the packets got.
+# Next, the curves are the model at three rates, and the dots are measured:
 
 # %%
 RATES = (5e6, 20e6, 80e6)
@@ -98,7 +96,7 @@ charts.lines(
 )
 
 # %% tags=["check"]
-assert all(found[rate][-1] >= ring_seconds(SIZES[-1], rate) for rate in RATES)  # no network is quicker than it is
+assert all(found[rate][-1] >= ring_seconds(SIZES[-1], rate) for rate in RATES)  # never faster than the model
 assert all(found[rate][-1] < 1.5 * ring_seconds(SIZES[-1], rate) for rate in RATES)
 assert found[5e6][-1] > 10 * found[80e6][-1]  # 16 times the rate
 assert large < 300 * small
@@ -106,9 +104,9 @@ assert large < 300 * small
 # %% [markdown]
 # ## When does it pay to send fewer bytes?
 #
-# The lesson [compression](compression.ipynb) counts what hooks save: of the 104,488 bytes of gradients, PowerSGD of
-# rank 1 sends 3,408, in three all-reduces instead of one. That costs computing, and two more all-reduces. On loopback,
-# and over 5 Mbit/s:
+# The lesson [compression](compression.ipynb) counts what hooks save: instead of 104,488 bytes of gradients, PowerSGD of
+# rank 1 sends 3,408, in three all-reduces instead of one. So it costs computing and two more all-reduces. Here it runs
+# on loopback, and over 5 Mbit/s:
 
 # %%
 from statistics import median
@@ -149,9 +147,8 @@ for name in BYTES:
     print(f"{name:9} {near[name] * 1e3:6.1f} ms on loopback, {slow[name] * 1e3:6.1f} ms over {over(5e6)}")
 
 # %% [markdown]
-# **Predict first:** below which rate does PowerSGD pay? What it costs, you can see on loopback: the difference to
-# plain, and four latencies more (two all-reduces, of two messages each). What it saves is bytes / rate. Where both are
-# equal, the curves cross:
+# **Predict first:** below which rate does PowerSGD pay? It costs the difference to plain that you see on loopback, plus
+# four latencies (two all-reduces of two messages each). It saves bytes / rate. The curves cross where both are equal:
 
 # %%
 my_guess_mbit = lessons.predict("slow_network.PowerSGD pays below so many Mbit/s", None)
@@ -179,7 +176,7 @@ charts.lines(
 )
 
 # %% tags=["check"]
-assert slow["plain"] > 1.3 * slow["fp16"] > 1.3 * slow["PowerSGD"]  # half of the bytes, then a thirtieth of them
+assert slow["plain"] > 1.3 * slow["fp16"] > 1.3 * slow["PowerSGD"]  # half of the bytes, then a thirtieth
 assert ratios["PowerSGD"][0] > 1.3  # 100 kB less take 80 ms less
 assert ratios["PowerSGD"][-1] < 1  # where 100 kB take 1 ms, four latencies take 4
 assert pays
@@ -189,12 +186,12 @@ assert max(pays) < tried[-1]
 # ## And a script of yours?
 #
 # `dlearn run --network "100 Mbit/s, 2 ms" --nproc-per-node=4 train.py` puts torchrun's ranks on such a network, and the
-# trace says so. The claims DD4, DD9 and DD17 of [ddp_paper](ddp_paper.ipynb) are tried over one, too: overlap, several
-# groups in turn, the best size of a bucket.
+# trace records it. [ddp_paper](ddp_paper.ipynb) tests the claims DD4, DD9 and DD17 over such a network, too: overlap,
+# several groups in turn, the best bucket size.
 #
 # ## Exercises
 #
-# 1. Choose a latency of 20 ms: which of the two, fp16 or PowerSGD, suffers, and why? Where do the curves cross now?
+# 1. Choose a latency of 20 ms. Which becomes slower, fp16 or PowerSGD, and why? Where do the curves cross now?
 # 2. `Network.star(["1 Gbit/s, 100 us", "1 Gbit/s, 100 us", "10 Mbit/s, 5 ms"])` gives one of three ranks a bad link.
-#    What does the ring take, and who waits for whom (`draw.timeline`)?
-# 3. Which bucket size is best at a latency of 20 ms? Predict it from the number of buckets, and try.
+#    How long does the ring take, and which rank waits for which (`draw.timeline`)?
+# 3. Which bucket size is best at a latency of 20 ms? Predict it from the number of buckets, and try it.

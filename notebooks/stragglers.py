@@ -11,25 +11,24 @@
 # # Stragglers: what does one slow worker cost?
 #
 # **Goals.** You will be able to predict the pace of synchronous, bounded and asynchronous training with one slow
-# worker; tell a worker that is slow for good from one that is slow for a while; say what each pays for its speed.
+# worker; say when a bound helps; say what speed costs in staleness.
 #
 # **Before this:** [synchronous_or_asynchronous](synchronous_or_asynchronous.ipynb),
 # [slow_network](slow_network.ipynb). **Takes** about 25 minutes.
 #
-# A server keeps the parameters, and three workers send it gradients. One of them, the **straggler**, computes 20
-# times as slowly as the others (as where a GPU is missing): `cluster.network.straggler("worker3", 20)` stops its
-# process for 19 ms after each ms that it has computed. So all that it computes takes 20 times as long, whatever it
-# is; while it waits for others it loses nothing. (It needs namespaces: Linux only, no root; `dlearn doctor` says
-# whether this machine permits them.)
+# A server keeps the parameters, and three workers send it gradients. One of them, the **straggler**, computes 20 times
+# as slowly as the others (as if it had no GPU). `cluster.network.straggler("worker3", 20)` stops its process for 19 ms
+# after each ms of computing, but not while it waits for others. (The lesson needs namespaces: Linux only, no root;
+# `dlearn doctor` says whether this machine permits them.) **What pace does the job have?**
 #
-# When does the server let a worker go on?
+# When may a worker continue?
 #
-# - **synchronous** (BSP): when all have sent the gradient of this step
-# - **bounded staleness** (SSP, stale synchronous parallel): when it is at most so many steps ahead of the slowest
+# - **synchronous** (BSP): when all workers have sent the gradient of this step
+# - **bounded staleness** (SSP, stale synchronous parallel): when it is at most some steps ahead of the slowest
 # - **asynchronous** (ASP): at once
 #
-# All three are one rule with another bound: 0, some, and none. Here is the server: it answers a worker when the rule
-# permits it.
+# All three are one rule with different bounds: 0, some, and none. The server replies to a worker when the rule permits
+# it. A worker repeats its computation until it has used 4 ms of a core, as if its batch were larger.
 
 # %%
 import time
@@ -47,7 +46,7 @@ BOUND = {"synchronous": 0, "bounded, 4": 4, "asynchronous": 10**9}
 
 
 def serve(updates, bound):
-    """When each gradient came, in s, of which worker, its loss and its staleness."""
+    """Return for each gradient: arrival in s, worker, loss and staleness."""
     numbers, done, waiting, log = sgd.first_numbers(), [0] * N, list(range(N)), []
     began = time.perf_counter()
     handed_out = 0
@@ -61,7 +60,7 @@ def serve(updates, bound):
         if len(log) == handed_out == updates:
             break
         note = torch.empty(sgd.P + 2, dtype=torch.float64)
-        w = dist.recv(note) - 1  # of any worker
+        w = dist.recv(note) - 1  # from any worker
         numbers -= sgd.LR / N * note[: sgd.P]
         told = sgd.heard(w + 1, note, len(log))
         log.append((time.perf_counter() - began, w, told.loss, told.staleness))
@@ -70,10 +69,6 @@ def serve(updates, bound):
     for w in range(N):
         dist.send(torch.cat([numbers, sgd.as_row(sgd.STOP)]), w + 1)
     return log
-
-
-# %% [markdown]
-# And a worker: it computes a gradient until it has used 4 ms of a core, as if its batch were larger.
 
 
 # %%
@@ -107,29 +102,25 @@ def over(bound):
 
 
 # %% [markdown]
-# **Predict first:** how many gradients a second does each of the three make, in the long run? A gradient takes 4 ms
-# of computing, 80 ms on the straggler; parameters and gradient (19 kB each) take about 7 ms on their ways.
+# **Predict first:** how many gradients per second does the synchronous run make in the long run? A gradient takes 4 ms
+# of computing, and 80 ms on the straggler. Parameters and gradient (19 kB each) take about 7 ms on the network. The
+# picture shows the number of gradients over the time at which they arrived.
 
 # %%
-my_guess = lessons.predict("stragglers.pace", None)  # {"synchronous": ..., "bounded, 4": ..., "asynchronous": ...}
+my_pace = lessons.predict("stragglers.pace of the synchronous run", None)
 runs = {name: over(bound) for name, bound in BOUND.items()}
 (slowed,) = runs["synchronous"].network.stragglers
 print(f"the straggler's computing took {slowed.reached:.2f} times as long")
 
-transfers = 2 * (2 * LATENCY + sgd.P * 8 * 8 / RATE)  # there and back; gloo asks before it sends
+transfers = 2 * (2 * LATENCY + sgd.P * 8 * 8 / RATE)  # in both directions; gloo sends a request first
 slow, fast = FACTOR * COMPUTE + transfers, COMPUTE + transfers
 limit = {"synchronous": N / slow, "bounded, 4": N / slow, "asynchronous": (N - 1) / fast + 1 / slow}
 pace = {name: len(run.results["server"]) / run.results["server"][-1][0] for name, run in runs.items()}
 for name in BOUND:
     print(f"{name:13} {pace[name]:4.0f} gradients a second, at most {limit[name]:.0f}")
-my_guess and my_guess.against(pace, tolerance=0.25)
+if my_pace:
+    print(my_pace.against(pace["synchronous"], tolerance=0.25))
 
-# %% [markdown]
-# Now the speeds differ, as they could not on loopback with equal workers. The limits are those of a machine with a
-# core for each worker, and of a server that costs nothing. Look at the picture: gradients, over the time at which
-# they came.
-
-# %%
 series = {}
 for name, run in runs.items():
     at = [when for when, *_ in run.results["server"]]
@@ -148,14 +139,15 @@ assert pace["synchronous"] <= limit["synchronous"]
 assert pace["asynchronous"] > 1.3 * pace["synchronous"]
 
 # %% [markdown]
-# Does the bound help? Its line begins as steeply as the asynchronous one: the fast workers may be four steps ahead.
-# Then they are, and wait for the straggler like everyone in the synchronous run: **a worker that is slow for good
-# sets the pace, whatever the bound**. Count whose gradients came, and how far apart the workers were:
+# The limits assume a core for each worker, and a server that takes no time. Does the bound help? Its line begins as
+# steeply as the asynchronous one, because the fast workers may be four steps ahead. Then they wait for the straggler,
+# as in the synchronous run: **a worker that is always slow sets the pace, whatever the bound**. Now count the gradients
+# of each worker, and how far apart the workers were:
 
 
 # %%
 def lead(log):
-    """The most steps that any worker was ahead of another."""
+    """Return the most steps that any worker was ahead of another."""
     done, most = [0] * N, 0
     for _, w, _, _ in log:
         done[w] += 1
@@ -177,16 +169,17 @@ assert lead(runs["asynchronous"].results["server"]) > BOUND["bounded, 4"] + 1
 assert shares["asynchronous"][2] < min(shares["asynchronous"][:2])
 
 # %% [markdown]
-# What a bound is for is the other kind: a worker that is slow **for a while** (a page fault, a backup, another user).
-# Let each worker in turn take 100 ms more for one gradient of eight. No worker is slower than another in the long
-# run.
+# A bound helps if a worker is slow **for a while** (a page fault, a backup, another user). Now each worker takes 100 ms
+# more for one of eight gradients, at different times. No worker is slower than another in the long run.
 #
-# **Predict first:** which of the three is the slowest now, and does the bound of 4 help?
-
+# **Predict first:** which of the three is the slowest now?
 
 # %%
+my_slowest = lessons.predict("stragglers.slowest with pauses", None, choices=tuple(BOUND))
+
+
 def hiccups(updates, bound):
-    """As before, but gradient 0, 8, 16 ... of worker 1, 3, 11 ... of worker 2, and so on, take 100 ms more."""
+    """Work as before, but gradients 0, 8, 16 ... of worker 1, 3, 11 ... of worker 2, and so on, take 100 ms more."""
     rank, turn = dist.get_rank(), {"gradients": 0}
     answer = sgd.answer
 
@@ -207,6 +200,10 @@ passing = {}
 for name, bound in BOUND.items():
     passing[name] = Cluster(["server", *WORKERS], network=network, record=False).run(hiccups, 90, bound, timeout=60)
 pace_of_passing = {n: len(r.results["server"]) / r.results["server"][-1][0] for n, r in passing.items()}
+for_good, for_a_while = (each["bounded, 4"] / each["synchronous"] for each in (pace, pace_of_passing))
+print(f"the bound of 4 makes it {for_good:.2f} times as fast for good, {for_a_while:.2f} times for a while")
+if my_slowest:
+    print(my_slowest.against(min(pace_of_passing, key=pace_of_passing.get)))
 charts.bars(
     list(BOUND),
     [
@@ -219,12 +216,8 @@ charts.bars(
 )
 
 # %% [markdown]
-# Synchronous training waits for each pause of each worker: three workers, three times the pauses. With a bound, the
-# others go on meanwhile, and the late one has its turn to wait later.
-
-# %%
-for_good, for_a_while = (each["bounded, 4"] / each["synchronous"] for each in (pace, pace_of_passing))
-print(f"the bound of 4 makes it {for_good:.2f} times as fast for good, {for_a_while:.2f} times for a while")
+# Synchronous training waits for each pause of each worker, so three workers mean three times as many pauses. With a
+# bound, the others continue during a pause.
 
 # %% tags=["check"]
 assert lead(passing["synchronous"].results["server"]) == 1 < lead(passing["bounded, 4"].results["server"])
@@ -232,15 +225,19 @@ assert lead(passing["synchronous"].results["server"]) == 1 < lead(passing["bound
 # %% [markdown]
 # ## What does speed cost?
 #
-# Nothing is free: gradients are stale. **Predict first:** how stale is the straggler's gradient in the asynchronous
-# run, if the two others go on meanwhile? And what does it do to the loss?
+# It costs staleness. **Predict first:** in the asynchronous run the two other workers do not wait. How stale is the
+# straggler's gradient on average? (And what does that do to the loss?)
 
 # %%
+my_staleness = lessons.predict("stragglers.staleness of the straggler", None)
 stale = {name: [s for _, w, _, s in run.results["server"] if w == N - 1] for name, run in runs.items()}
 for name, run in runs.items():
     last = [loss for _, _, loss, _ in run.results["server"][-15:]]
     mean = sum(stale[name]) / len(stale[name])
     print(f"{name:13} the straggler's gradients: staleness {mean:.1f}; last 15 losses {sum(last) / 15:.2f}")
+mean_stale = {name: sum(each) / len(each) for name, each in stale.items()}
+if my_staleness:
+    print(my_staleness.against(mean_stale["asynchronous"], tolerance=0.25))
 
 losses = {}
 for name, run in runs.items():
@@ -252,7 +249,6 @@ charts.lines(
 )
 
 # %% tags=["check"]
-mean_stale = {name: sum(each) / len(each) for name, each in stale.items()}
 assert mean_stale["synchronous"] <= N - 1  # of this server: it takes the gradients of one step one by one
 assert mean_stale["asynchronous"] > mean_stale["synchronous"]
 for log in (run.results["server"] for run in runs.values()):
@@ -260,9 +256,12 @@ for log in (run.results["server"] for run in runs.values()):
     assert last < first  # it learns
 
 # %% [markdown]
-# On this task the stale gradient is nearly as good, and asynchronous training is the winner. On larger models it
-# often is not: the loss per update suffers, and with it the time to a loss. Large jobs today are synchronous all the
-# same, and find stragglers, and replace them. To find one, the record is enough: who comes last to each collective?
+# On this task a stale gradient is nearly as good, and asynchronous training is the fastest. On larger models it often
+# is not, because each update lowers the loss less. Large jobs today are synchronous; they find stragglers and replace
+# them. A trace is enough to find one: which rank is the last to call each collective? In the picture, a thin bar is a
+# rank that waits for the last one, and an arrow marks the last one: mostly rank 2. (After that the call is slow on all
+# ranks, because rank 2 is stopped for a while after it has computed.) So **add up how late each rank calls**, after the
+# first.
 
 
 # %%
@@ -277,19 +276,12 @@ def step():
 with Cluster(3, network=network) as cluster:
     cluster.network.straggler(2, FACTOR)
     found = cluster.run(step).trace
-draw.timeline(found)
-
-# %% [markdown]
-# A thin bar is a rank that waits for the last one to come, and an arrow marks who that was: mostly rank 2. (Once all
-# have come, the call is slow on all ranks, too: rank 2 is stopped a little after it has computed, and owes a part of
-# its time there.) So **add up how late each one comes**, after the first:
-
-# %%
 late_ns = dict.fromkeys(found.ranks, 0)
 for one in operations(found):
     for end in one.ends:
         late_ns[end.rank] += end.start_ns - min(each.start_ns for each in one.ends)
 print({rank: f"{ns / 1e6:.0f} ms late in all" for rank, ns in late_ns.items()})
+draw.timeline(found)
 
 # %% tags=["check"]
 assert max(late_ns, key=late_ns.get) == 2
@@ -299,7 +291,7 @@ assert wire.exact or wire.not_measured
 # %% [markdown]
 # ## Exercises
 #
-# 1. A straggler of 2 instead of 20: predict the three paces from the limits, then run.
-# 2. Seven workers and one straggler: what does synchronous training lose now, in gradients a second?
-# 3. Backup workers: the server takes the first two gradients of a step and throws the third away. What is the pace, and
-#    what is lost?
+# 1. Slow the straggler by 2 instead of 20. Predict the three paces from the limits, then run it.
+# 2. With seven workers and one straggler, how many gradients per second does synchronous training lose?
+# 3. Backup workers: the server takes the first two gradients of a step and drops the third. How fast is that? What is
+#    lost?

@@ -10,22 +10,21 @@
 # %% [markdown]
 # # Sum or average?
 #
-# **Goals.** You will be able to say which run on one device a distributed run is equal to; choose reduction and
-# learning rate accordingly.
+# **Goals.** You will be able to say which run on one device a distributed run is equal to; choose the reduction and the
+# learning rate to match.
 #
 # **Before this:** [quickstart](quickstart.ipynb). **Takes** about 40 minutes.
 #
-# One text on distributed training *sums* the gradients of the workers. PyTorch *averages* them. The documentation of
-# DDP said that with M workers "the gradient will be M times smaller", and a forum answer says that the learning rate
-# must be M times larger. **Who is right?** All of them, for some run on a single device. The question is: which one?
+# Some texts on distributed training *sum* the gradients of the workers. PyTorch *averages* them. DDP's documentation
+# said that with M workers "the gradient will be M times smaller", and a forum answer says that the learning rate must
+# be M times larger. **Which is right?** Each of them matches some run on a single device. The question is which run.
 # (Today's docstring adds "if the loss is summed (NOT averaged as usual)". At the end of this lesson you know why.)
 #
-# The examples of one step on all ranks together are its **global batch**. Each cell here trains on real ranks, and
-# then looks for the run on **one** device that leads to the same parameters: equal to 1e-6, or it does not count.
+# The examples that all ranks together use in one step are its **global batch**. Each cell here trains on real ranks,
+# and then looks for the run on **one** device that ends with the same parameters, to within 1e-6.
 
 # %%
-from contextlib import nullcontext
-from importlib.util import find_spec
+import zlib
 
 import matplotlib.pyplot as plt
 import torch
@@ -34,12 +33,12 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from dlearn import Cluster, analysis, draw, play
+from dlearn import Cluster, analysis, draw, lessons
 from dlearn.lessons import digits
 
 EXAMPLES, BATCH, LR = 128, 32, 0.1
 images, labels = (part[:EXAMPLES] for part in digits.load())
-images = images.flatten(1).double()  # float64: what differs, differs for a reason
+images = images.flatten(1).double()  # float64, so that a difference is not rounding
 
 
 def new_model():
@@ -58,11 +57,13 @@ def apart(a, b):
 # %% [markdown]
 # ## How many updates is an epoch?
 #
-# 128 examples, batches of 32, one device: 4 updates. Now two devices. **Predict first:** how many updates does an
-# epoch have if each device takes batches of 32? And if the 32 are divided, 16 for each?
-
+# With 128 examples and batches of 32, one device makes 4 updates. **Predict first:** how many updates does an epoch
+# take on two devices, if each has batches of 32?
 
 # %%
+my_updates = lessons.predict("sum_or_average.updates", None)
+
+
 def epoch(batch, lr=LR, reduction="mean", hook=None):
     """One epoch on this rank's share of the examples, every n-th one, in batches of `batch`."""
     rank, n = dist.get_rank(), dist.get_world_size()
@@ -87,6 +88,7 @@ kept = Cluster(2).run(epoch, BATCH)
 divided = Cluster(2).run(epoch, BATCH // 2)
 for name, run in (("one device, 32", one), ("two devices, 32 each", kept), ("two devices, 16 each", divided)):
     print(f"{name:22s} {updates(run)} updates")
+my_updates and my_updates.against(updates(kept))
 
 # %% tags=["SA1", "check"]
 assert (updates(one), updates(kept), updates(divided)) == (4, 2, 4)
@@ -94,7 +96,7 @@ assert (updates(one), updates(kept), updates(divided)) == (4, 2, 4)
 # %% [markdown]
 # ## Keep 32 per device, or divide it?
 #
-# Both are training; they are not the same training. Against one device with the same data in the same order:
+# Both runs train, but not in the same way. We compare them with one device that gets the same data in the same order:
 
 # %%
 of_64 = Cluster(1).run(epoch, 2 * BATCH)
@@ -110,12 +112,13 @@ assert torch.equal(kept.results[0], kept.results[1])  # the ranks agree, bit by 
 
 # %% [markdown]
 # *n devices with batches of N are one device with batches of n·N.* (Rank r takes every n-th example, so n batches of N
-# hold the same examples as one of n·N.) Whether you divide the batch is a decision about how you want to train, not
-# about gradients.
+# hold the same examples as one of n·N.) So dividing the batch or not is a choice of batch size. It has nothing to do
+# with how gradients are combined.
 #
 # ## 1 and 2: is it 1.5, or 3?
 #
-# The gradients of two ranks are 1 and 2. What does DDP make of them, and what does a server that adds them up?
+# The gradients of two ranks are 1 and 2. What is the result under DDP, and with a server that adds them? The trace
+# holds a checksum of the data that each rank passes to a collective, so it shows what crossed the wire.
 
 
 # %%
@@ -135,42 +138,28 @@ print("DDP:", ddp, " summing server:", server)
 # %% tags=["SA3", "check"]
 assert (ddp, server) == (1.5, 3.0)
 assert run.results[1][0] == 1.5
+given = {event.rank: event.checksum for event in run.trace.where(kind="collective", op="all_reduce").events}
+assert given == {rank: zlib.crc32(torch.tensor([half]).numpy().tobytes()) for rank, half in enumerate((0.5, 1.0))}
 
 # %% [markdown]
-# DDP divides by n *before* the all-reduce, and the all-reduce sums: what crosses the wire is 0.5 and 1, not 1 and 2.
-# (That keeps half-precision sums from overflowing.) Can it be seen? Each rank notes a checksum of what it gives to a
-# collective; two programs that give the same data have the same one:
-
-
-# %%
-def give(number):
-    dist.all_reduce(torch.tensor([number * (dist.get_rank() + 1.0)]))
-
-
-def checksums_given(run):
-    reduces = run.trace.where(kind="collective", op="all_reduce").events
-    return {event.rank: event.checksum for event in reduces}
-
-
-halves, wholes = (checksums_given(Cluster(2, checksums=True).run(give, number)) for number in (0.5, 1.0))
-print(f"DDP gives {checksums_given(run)}; 0.5 and 1 are {halves}, 1 and 2 are {wholes}")
-
-# %% tags=["SA3", "check"]
-assert checksums_given(run) == halves != wholes
-
-# %% [markdown]
+# DDP divides by n *before* the all-reduce, and the all-reduce sums: 0.5 and 1 cross the wire, not 1 and 2. (That keeps
+# half-precision sums from overflowing.)
+#
 # ## Which run on one device is it?
 #
 # The loss of a batch is a *mean* over its examples, or a *sum*. The gradients of the ranks are *averaged*, or *summed*.
-# Four combinations, each on two ranks with batches of 16; and DDP over gloo is not the only way, so each is run three
-# times: with DDP (which sums where a communication hook has not divided), with DDP over MPI (the same function,
-# in a real MPI job, if mpi4py is installed), and with a server, rank 0, which collects the gradients and sends the new
-# parameters back.
+# Each of the four combinations trains two workers with batches of 16, in two ways. One is DDP (with a communication
+# hook that does not divide, it sums). The other is a server, rank 0, which collects gradients and sends parameters
+# back.
 #
-# **Predict first**, for each: with which learning rate does *one* device, with batches of 32, get the same parameters?
+# **Predict first:** take a sum loss under DDP, which averages. *One* device with batches of 32 gets the same parameters
+# if its learning rate is different. How many times as large must it be?
 
 
 # %%
+my_factor = lessons.predict("sum_or_average.sum loss, averaged", None)
+
+
 def add_up(_, bucket):  # a communication hook that forgets to divide
     work = dist.all_reduce(bucket.buffer(), async_op=True)
     return work.get_future().then(lambda future: future.value()[0])
@@ -185,7 +174,7 @@ def with_ddp(reduction, combine, lr):
 
 # %%
 def with_server(reduction, combine, lr):
-    """Rank 0 holds the model and computes nothing; the other ranks hold nothing that lasts."""
+    """Rank 0 keeps the model and computes no gradients; the other ranks keep nothing between steps."""
     rank, workers = dist.get_rank(), dist.get_world_size() - 1
     model = new_model()
     numbers = flat(model)
@@ -217,18 +206,13 @@ def alone(reduction, lr, examples=EXAMPLES):
 # %%
 n, lr = 2, 0.01
 rows = []
-of_mpi = Cluster(n, backend="mpi") if find_spec("mpi4py") else None
-if of_mpi is None:
-    print("DDP over MPI is left out: it needs the extra `mpi` (pip install mpi4py mpich).")
-with Cluster(n) as ranks, of_mpi or nullcontext(), Cluster(n + 1) as with_one_more:
+with Cluster(n) as ranks, Cluster(n + 1) as with_one_more:
     for reduction in ("mean", "sum"):
         for combine in ("average", "sum"):
             found = {
                 "DDP": ranks.run(with_ddp, reduction, combine, lr).results[0],
                 "server": with_one_more.run(with_server, reduction, combine, lr).results[0],
             }
-            if of_mpi:
-                found["DDP over MPI"] = of_mpi.run(with_ddp, reduction, combine, lr).results[0]
             equal_to = [
                 factor
                 for factor in (1 / n, 1, n)
@@ -236,6 +220,7 @@ with Cluster(n) as ranks, of_mpi or nullcontext(), Cluster(n + 1) as with_one_mo
             ]
             rows.append((reduction, combine, equal_to))
             print(f"{reduction:4} loss, gradients {combine:7} = one device, {reduction} loss, lr x {equal_to}")
+my_factor and my_factor.against(rows[2][2][0])
 
 # %% tags=["SA4", "check"]
 assert rows == [
@@ -250,16 +235,15 @@ assert rows == [
 #
 # - *mean loss, averaged gradients* (what PyTorch does by default) and *sum loss, summed gradients* are the **same** as
 #   one device with the whole batch and the same learning rate.
-# - "The gradient will be M times smaller" is true for a **sum** loss under DDP: the third line. With a mean loss it is
-#   false.
-# - A text that sums gradients means a sum loss, or has a learning rate that is n times smaller. Mix its recipe with
-#   PyTorch's mean loss, and you train with n times the learning rate: the second line.
+# - "The gradient will be M times smaller" is true for a **sum** loss under DDP (third line), but not for a mean loss.
+# - A text that sums gradients has a sum loss in mind, or an n times smaller learning rate. If you use its recipe with
+#   PyTorch's mean loss, you train with n times the learning rate: the second line.
 #
 # ## Must the learning rate scale?
 #
-# Not for the same training: the table above has lr x 1 in it. It is another question if you *keep* 32 per device: n
-# times fewer updates per epoch. The linear scaling rule (Goyal et al., 2017) says: n times the learning rate. Is one
-# update with n·lr the same as n updates with lr? **Predict first:** exactly, nearly, or not at all?
+# Not if you want the same training: in the table above, the default needs lr x 1. But if you *keep* 32 per device, an
+# epoch has n times fewer updates. The linear scaling rule (Goyal et al., 2017) then recommends n times the learning
+# rate. Is one update with n·lr the same as n updates with lr?
 
 # %%
 far = {}
@@ -269,24 +253,26 @@ for small in (0.001, 0.01, 0.1):
     plain = Cluster(2).run(epoch, BATCH, small).results[0]
     moved = (n_updates - flat(new_model())).norm()
     far[small] = (((scaled - n_updates).norm() / moved).item(), ((plain - n_updates).norm() / moved).item())
-    print(f"lr {small:5}: 2 x lr is {far[small][0]:.2%} of the way off, the same lr {far[small][1]:.0%}")
+    print(f"lr {small:5}: 2 x lr ends {far[small][0]:.2%} of the distance away, the same lr {far[small][1]:.0%}")
 
 # %% tags=["SA5", "check"]
-# ten times the learning rate, about ten times the error: it is of second order
+# ten times the learning rate gives about ten times the error: it is of second order
 assert 5 < far[0.01][0] / far[0.001][0] < 20
 assert all(scaled < plain / 5 for scaled, plain in far.values())
 
 # %% [markdown]
-# Nearly, while the learning rate is small: the second of the n gradients is taken at a point that one large step never
-# visits. That error grows with lr, and early in training, when gradients change fastest, it is largest. Hence
-# "warm-up".
+# Nearly, while the learning rate is small. With n small steps, the second gradient is computed at a point that one
+# large step never visits. The error grows with lr. It is largest early in training, when gradients change fastest; this
+# is the reason for "warm-up".
 #
 # ## Average the gradients, or the parameters?
 #
-# Each rank could also step by itself, with its own gradient, and then all average their *parameters*. **Predict
-# first:** with SGD, is it the same? With momentum? With Adam?
+# Each rank could also step with its own gradient, and then all ranks could average their *parameters*. **Predict
+# first:** with which optimizers does the result differ?
 
 # %%
+CHOICES = ("none of them", "Adam", "momentum and Adam", "all three")
+my_optimizers = lessons.predict("sum_or_average.averaged parameters", None, choices=CHOICES)
 OPTIMIZERS = {
     "SGD": lambda p: torch.optim.SGD(p, lr=LR),
     "SGD, momentum 0.9": lambda p: torch.optim.SGD(p, lr=LR, momentum=0.9),
@@ -317,6 +303,7 @@ with Cluster(2) as ranks:
         a, b = (ranks.run(averaged, what, name).results[0] for what in ("gradients", "parameters"))
         difference[name] = apart(a, b)
         print(f"{name:18s} {difference[name]:.0e} apart")
+my_optimizers and my_optimizers.against("Adam")
 
 # %% tags=["SA6", "check"]
 assert difference["SGD"] < 1e-6
@@ -324,15 +311,16 @@ assert difference["SGD, momentum 0.9"] < 1e-6
 assert difference["Adam"] > 1e-3
 
 # %% [markdown]
-# With SGD, yes. With momentum, **yes, too**: many texts say no. The momentum buffer is a linear function of the
-# gradients, so the mean of the ranks' buffers is the buffer of the mean gradient. (Average after *each* step: ranks
-# that step several times in between take gradients at different points, with any optimizer.) Adam divides by the root
-# of squares, which is not linear: each rank takes steps of full size along its own noise.
+# With SGD the result is the same. With momentum **it is also the same**, although many texts deny it. The momentum
+# buffer is a linear function of the gradients, so the mean of the ranks' buffers is the buffer of the mean gradient.
+# (This needs averaging after *each* step. Ranks that take several steps in between compute gradients at different
+# points, with any optimizer.) Adam divides by a root of squares, which is not linear, so each rank takes full-size
+# steps along its own noise.
 #
 # ## Is DDP a parameter server?
 #
-# The results are the same, as the table says. The traffic is not. **Predict first:** three workers, gradients of P
-# bytes. How many bytes does the server send and receive in a step? And a rank of DDP's ring?
+# The results are the same, as the table shows, but the traffic is not. Three workers have gradients of P bytes. How
+# many bytes does the server send and receive in a step? How many does a rank in DDP's ring?
 
 
 # %%
@@ -365,33 +353,25 @@ at_server, at_ring = analysis.traffic(served.trace), analysis.traffic(ring.trace
 for name, sent, ranks in (("server", at_server, 4), ("ring", at_ring, 3)):
     shown = [f"{sent.bytes_from(rank=rank):,} out, {sent.bytes_to(rank=rank):,} in" for rank in range(ranks)]
     print(f"{name}: " + "; ".join(shown))
+figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
+draw.traffic(served.trace, ax=left)
+draw.traffic(ring.trace, ax=right)
+plt.show()
 
 # %% tags=["SA7", "check"]
 assert at_server.bytes_from(rank=0) == at_server.bytes_to(rank=0) == workers * P
 assert all(at_server.bytes_from(rank=rank) == P for rank in (1, 2, 3))
 assert all(at_ring.bytes_from(rank=rank) == 2 * (workers - 1) * P // workers for rank in range(workers))
 
-# %%
-figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
-draw.traffic(served.trace, ax=left)
-draw.traffic(ring.trace, ax=right)
-plt.show()
-
 # %% [markdown]
-# Step by step: how long does the last worker wait for its answer?
-
-# %%
-play.player(served.trace)
-
-# %% [markdown]
-# n·P each way at one place, against 2(n-1)/n·P at every rank. With a hundred workers the server's link transports
-# fifty times what a rank of the ring does. What the server has instead: workers need not wait for each other (the
-# lesson [hogwild](hogwild.ipynb)).
+# The server sends n·P and receives as much. A rank in the ring sends and receives 2(n-1)/n·P. With a hundred workers,
+# the server's link transports about fifty times as much as the link of a rank in the ring. In exchange, workers need
+# not wait for each other (lesson [hogwild](hogwild.ipynb)).
 #
 # ## Uneven batches
 #
-# The mean of means is the mean only if all batches have the same size. A last batch of 2 is no problem as long as every
-# rank has 2. But if one rank has 3 examples left, and the other 2?
+# The mean of the ranks' means is the mean over all examples only if all batches have the same size. A last batch of 2
+# is no problem if every rank has 2. But what if one rank has 3 examples left, and the other 2?
 
 
 # %%
@@ -405,7 +385,7 @@ def last_batch(cure):
     if cure:
         count = torch.tensor([float(len(x))])
         dist.all_reduce(count)
-        loss = loss * len(x) * n / count.item()  # weigh each rank by its examples
+        loss = loss * len(x) * n / count.item()  # weight each rank by its number of examples
     loss.backward()
     optimizer.step()
     return flat(model)
@@ -420,15 +400,14 @@ assert wrong > 1e-5
 assert cured < 1e-6
 
 # %% [markdown]
-# Each of rank 1's two examples counts as much as one and a half of rank 0's. The usual ways out: `drop_last=True`, or
-# `DistributedSampler`, which repeats examples until the shares are even (then these count twice). Weighing as above is
-# exact. And if a rank has *no* batch left, the others hang: that is an exhibit of the lesson
-# [museum_of_hangs](museum_of_hangs.ipynb).
+# Each of rank 1's two examples counts as much as one and a half of rank 0's. Usual remedies are `drop_last=True`, or
+# `DistributedSampler`, which repeats some examples until the shares are even (these then count twice). Weighting as
+# above is exact. If a rank has *no* batch left, the others hang: see [museum_of_hangs](museum_of_hangs.ipynb).
 #
 # ## Exercises
 #
-# 1. In the table, put `average` and a mean loss on **three** ranks with batches of 32. Which check fails first, and
-#    why? (128 is not 3 times anything.)
-# 2. Average the *parameters* with SGD only every second step. How far from the averaged gradients is it after an epoch?
-#    Twice as far every fourth step?
-# 3. Give Adam's state (`exp_avg`, `exp_avg_sq`) to the average, too. Does it help?
+# 1. Run the first line of the table (mean loss, averaged gradients) on **three** ranks with batches of 32. Which check
+#    fails first, and why? (128 is not a multiple of 3.)
+# 2. With SGD, average the *parameters* only every second step. How far is the result from that of averaged gradients
+#    after an epoch? Is it twice as far if you average every fourth step?
+# 3. Average Adam's state (`exp_avg`, `exp_avg_sq`), too. Does it help?

@@ -10,15 +10,15 @@
 # %% [markdown]
 # # Synchronous or asynchronous?
 #
-# **Goals.** You will be able to tell five kinds of SGD (BSP, ASP, local steps) apart by bytes, staleness and copies
-# of the model.
+# **Goals.** You will be able to compare five kinds of SGD (BSP, ASP, local steps) by bytes, staleness and copies of the
+# model.
 #
 # **Before this:** [parameter_server](parameter_server.ipynb), [sum_or_average](sum_or_average.ipynb). **Takes** about
 # 40 minutes.
 #
-# Three workers hold the images, and one model is to be trained. They may wait for each other or not; there may be a
-# server or not. Textbooks have a drawing for each. **Who sends what to whom, how old is the model that a gradient was
-# computed from, and what does it do to the loss?** Here you run the whole family on one task, and count.
+# Three workers have the images and train one model. They may wait for each other or not, and there may be a server or
+# not. **Which rank sends what to which? How old is the model from which a gradient was computed? What does that do to
+# the loss?** Here you run all variants on one task, and count.
 
 # %%
 import inspect
@@ -44,32 +44,24 @@ def apart(a, b):
 print(f"{sgd.P:,} parameters, P = {P:,} B; {GRADIENTS} gradients a run")
 
 # %% [markdown]
-# All train the same small network on the digits. A batch takes worker 1 some 5 ms, worker 2 some 10, worker 3 some
+# All train the same small network on the digits. A batch takes worker 1 about 5 ms, worker 2 about 10, worker 3 about
 # 15: worker 3 is the **straggler**. Every variant applies a gradient with one third of the learning rate, so equal
 # numbers of images move the model equally far.
 #
 # ## Synchronous, without a server
 #
-# This you know: every rank has a model, and all average. That all wait for each other in every step is called **BSP**
-# (bulk synchronous parallel).
-
-# %%
-print(inspect.getsource(sgd.all_reduced))
-
-# %% [markdown]
+# Every rank has a model, and all ranks average their gradients. If every rank waits for all others in every step, this
+# is called **BSP** (bulk synchronous parallel).
+#
 # ## Synchronous, with a server
 #
-# The server sends the parameters to all, gathers all gradients (a loss comes with each), and steps. Here is its side;
-# `keeper` is what it keeps of the model.
+# The server sends the parameters to all workers, gathers all gradients (each with its loss), and takes a step. `keeper`
+# is the part of the model that the server stores. **Predict first:** which of the two sends more bytes in all?
 
 # %%
-print(inspect.getsource(sgd.gather_and_step))
-
-# %% [markdown]
-# **Predict first:** which of the two sends more bytes? Does the server send the parameters to each worker itself? And
-# are the trained parameters the same?
-
-# %%
+WAYS = ("all-reduce", "server", "both the same")
+my_more = lessons.predict("synchronous_or_asynchronous.more bytes", None, choices=WAYS)
+print(inspect.getsource(sgd.all_reduced), inspect.getsource(sgd.gather_and_step), sep="\n")
 runs = {}
 with Cluster(TRAINERS) as cluster:
     runs["all-reduce"] = [cluster.run(sgd.all_reduced, STEPS, SLOW_MS) for _ in range(RUNS)]
@@ -83,22 +75,32 @@ draw.traffic(runs["all-reduce"][0].trace, ax=left)
 draw.traffic(runs["server, synchronous"][0].trace, ax=right)
 right.set_title("With a server: one row,\none column, and one cell", loc="left", fontsize=11.5, fontweight="bold")
 plt.show()
+my_more and my_more.against("server")
 
 
 # %% [markdown]
-# Around the ring every rank sends the same number of bytes. With a server, all bytes are in its row and its column, but
-# for one cell: gloo's broadcast is a tree, so the server sends to two, and one of them passes the parameters on.
+# In the ring every rank sends the same number of bytes, 4/3 · P per gradient. With a server it is 2 P per gradient: in
+# the server's row, in its column, and in one more cell. (Gloo's broadcast is a tree: the server sends to two workers,
+# and one of them forwards the parameters to the third.) Both results are those of *one* device with the three batches
+# as one.
 #
-# And the result? Both are what *one* device computes with the three batches as one.
+# ## Does the server need a whole model?
+#
+# The run `bare` above used a keeper without a network, a loss or an optimizer. Does it train as well?
+
+# %%
+print(inspect.getsource(sgd.BareList))
 
 
-# %% tags=["MP3"]
 def sent(run, kind):
     """Payload bytes in spans of this name, by (sender, receiver)."""
     return analysis.traffic(run.trace.within(kind))
 
 
 expected = sgd.alone(STEPS, N)
+print(f"a bare list against a whole model: {apart(bare.results['server'].numbers, expected):.0e} apart")
+
+# %% tags=["MP3", "MP5", "check"]
 for run in runs["all-reduce"]:
     assert all(apart(run.results[name].numbers, expected) < 1e-6 for name in TRAINERS)
     assert sent(run, "gradients").total_bytes == STEPS * 2 * (N - 1) * P
@@ -111,53 +113,31 @@ assert apart(expected, sgd.first_numbers()) > 0.1
 for run in runs["all-reduce"]:
     assert all(torch.equal(run.results[name].numbers, run.results["worker1"].numbers) for name in TRAINERS)
 
-# %% [markdown]
-# ## Does the server need a whole model?
-#
-# `bare` above was a run with another keeper. It has no network, no loss, no optimizer: just this. **Predict first:**
-# does it train as well?
-
-# %%
-print(inspect.getsource(sgd.BareList))
-
-# %%
-print(f"a bare list against a whole model: {apart(bare.results['server'].numbers, expected):.0e} apart")
-
-# %% tags=["MP5", "check"]
 assert apart(bare.results["server"].numbers, expected) < 1e-6
 by_kind = sent(bare, "parameters")
 assert by_kind.bytes_to(rank=0) == P  # worker 1 fills the list, once
 
 # %% [markdown]
-# To add numbers one need not know what they mean. That is why a parameter server can be one program for all models, and
-# why its list can be cut anywhere, and spread over several servers.
+# A server adds numbers without knowing what they mean. So one parameter server program can serve any model, and its
+# list can be cut anywhere and spread over several servers.
 #
 # ## Asynchronous
 #
-# Now no worker waits (**ASP**, asynchronous parallel; where the fastest may be a number of steps ahead and no more, it
-# is **SSP**, stale synchronous parallel, which is not run here). The server takes a gradient from any worker
-# (`recv` without a source), makes an update of it at once, and answers that worker alone. With the parameters goes
-# their *version*, the number of updates so far, and it comes back with the gradient: so the server knows how many
-# updates came in between, the gradient's **staleness**.
+# Now no worker waits (**ASP**, asynchronous parallel; with a bound on the lead of the fastest it is **SSP**, stale
+# synchronous parallel: see [hogwild](hogwild.ipynb) and [stragglers](stragglers.ipynb)). The server receives a gradient
+# from any worker (`recv` without a source), applies it at once, and replies to that worker alone. With the parameters
+# it sends their *version*, the number of updates so far. The worker returns the version with its gradient. So the
+# server knows how many updates it has made in between: the gradient's **staleness**.
+#
+# Hogwild goes further. Over RPC, several threads of the server handle the calls, and `push` writes into the parameters
+# without a lock. *Local SGD* is the opposite: it has no server and sends nothing for k = 5 steps; then all ranks
+# average their parameters (*parameter averaging*). **Predict first:** how stale is a gradient at the asynchronous
+# server on average, with three workers?
 
 # %%
-print(inspect.getsource(sgd.serve))
-
-# %% [markdown]
-# Hogwild goes further: over RPC, each call is served by a thread of its own, and `push` writes into the parameters
-# whatever the other threads are doing. The opposite way is *local SGD*: no server, and no message for k = 5 steps; then
-# all average their parameters (*parameter averaging*).
-
-# %%
-print(inspect.getsource(sgd.pull))
-print(inspect.getsource(sgd.push))
-print(inspect.getsource(sgd.local))
-
-# %% [markdown]
-# **Predict first**, for each of the three: how many bytes does a gradient cost, if it costs 4/3 · P with all-reduce
-# and 2 P with a server? How stale is a gradient on average, with three workers? Which worker makes the most updates?
-
-# %%
+my_mean = lessons.predict("synchronous_or_asynchronous.mean staleness", None)
+for part in (sgd.serve, sgd.pull, sgd.push, sgd.local):
+    print(inspect.getsource(part))
 K = 5
 with Cluster(["server", *TRAINERS]) as cluster:
     runs["server, asynchronous"] = [cluster.run(sgd.asynchronous, GRADIENTS, SLOW_MS) for _ in range(RUNS)]
@@ -169,7 +149,7 @@ with Cluster(TRAINERS) as cluster:
 
 
 def updates(run):
-    """All gradients of a run, in the order in which they came into the model."""
+    """All gradients of a run, in the order in which they were applied."""
     logs = [told.updates for told in run.results.values() if told.updates]  # the server's, or one of each worker
     return [each for step in zip(*logs, strict=True) for each in step]
 
@@ -177,14 +157,6 @@ def updates(run):
 def spread(values, form="{:.2f}"):
     low, high = form.format(min(values)), form.format(max(values))
     return low if low == high else f"{low} to {high}"
-
-
-# %% [markdown]
-# Here is the asynchronous server, message by message: who gets parameters while another worker still computes with
-# older ones? (The first 300 messages of the first run.)
-
-# %%
-play.player(runs["server, asynchronous"][0].trace)
 
 
 # %%
@@ -206,18 +178,21 @@ for worker in (1, 2, 3):
     print(f"server, asynchronous: the gradients of worker {worker} have a mean staleness of {spread(means)}")
 threads = [run.results["worker1"].threads for run in runs["no lock, over RPC"]]
 print(f"no lock, over RPC: {spread(threads, '{}')} threads of the server have written into the parameters")
+of_first = stale["server, asynchronous"][0]
+if my_mean:
+    print(my_mean.against(sum(of_first) / len(of_first), tolerance=0.02))
+play.player(runs["server, asynchronous"][0].trace)
 
 
 # %% [markdown]
-# "To" stands between the least and the most of the runs. Who makes how many updates is different each time, as a rule
-# the fast worker more. But the mean staleness of the asynchronous server is not: it was 1.98 in every run. Each worker
-# always has one gradient on its way, and each update makes those of the two others older by one. Summed over a run of U
-# updates, staleness is (n - 1) U - n (n - 1)/2. The speeds change only *whose* gradients are stale. (Hogwild's is never
-# higher: its workers push, and pull in a second call, and updates in between make no gradient older. In local SGD it is
-# the number of steps since the models were last the same.) What waiting costs in time is measured in
-# [hogwild](hogwild.ipynb).
-#
-# What holds in each run, whatever the times:
+# "a to b" means the smallest and the largest value over the runs. How many updates a worker makes differs from run to
+# run; usually the fast worker makes more. The mean staleness of the asynchronous server was 1.98 in every run. Each
+# worker always has one gradient under way, and each update makes the gradients of the two others older by one. Summed
+# over a run of U updates, staleness is (n - 1) U - n (n - 1)/2. Worker speed changes only *whose* gradients are stale.
+# (Hogwild's staleness is never higher: its workers pull in a second call after their push, and updates between the two
+# make no gradient older. In local SGD, staleness is the number of steps since the models were last equal.) The player
+# shows the first 300 messages of the asynchronous server. Which worker gets new parameters while another computes with
+# old ones?
 
 # %% tags=["MP4", "check"]
 for name, each_run in runs.items():
@@ -230,13 +205,14 @@ for name, each_run in runs.items():
         if name not in ("server, asynchronous", "no lock, over RPC"):
             assert Counter(each.worker for each in log) == {1: STEPS, 2: STEPS, 3: STEPS}
 in_all = (N - 1) * GRADIENTS - N * (N - 1) // 2
+assert round(in_all / GRADIENTS, 3) == 1.975
 assert all(sum(each) == in_all for each in stale["server, asynchronous"])
 assert all(sum(each) <= in_all for each in stale["no lock, over RPC"])
 assert all(max(each) == K - 1 for each in stale[f"local, k = {K}"])
 
 for run in runs["server, asynchronous"]:
     assert sent(run, "gradients").total_bytes == GRADIENTS * (P + 16)  # gradient, loss, version
-    assert sent(run, "parameters").total_bytes == (GRADIENTS + N) * (P + 8)  # at last, "stop" to each worker
+    assert sent(run, "parameters").total_bytes == (GRADIENTS + N) * (P + 8)  # at the end, "stop" to each worker
 for run in runs["no lock, over RPC"]:
     for kind, count in (("gradients", GRADIENTS), ("parameters", GRADIENTS + N)):
         tensors = [tensor for message in messages(run.trace.within(kind)) for tensor in message.tensors]
@@ -247,9 +223,10 @@ for run in runs[f"local, k = {K}"]:
 # %% [markdown]
 # ## The family, side by side
 #
-# A row for each. From the left: who sends to whom (darker is more; s is the server), what a gradient costs in bytes,
-# how stale gradients were, and the loss while images are seen. Bars and lines are means of the runs, thin lines and
-# bands reach from the least to the most; the dashed line is all-reduce's loss. In the loss, look for the difference.
+# There is a row for each variant. From left to right it shows the kB sent from row to column (darker is more; s is the
+# server), the staleness of the gradients, and the loss over the images seen. Bars and lines are means of the runs. Thin
+# lines and bands reach from the smallest to the largest run. The dashed line is all-reduce's loss. How much do the
+# losses differ?
 
 
 # %%
@@ -272,13 +249,6 @@ def gradient_bytes(name):
     return [analysis.traffic(run.trace).total_bytes / GRADIENTS for run in runs[name]]
 
 
-def price(axes, name):
-    sizes = [size / 1e3 for size in gradient_bytes(name)]
-    axes.barh([0], [sum(sizes) / RUNS], color="#0072B2", height=0.5)
-    axes.text(sum(sizes) / RUNS + 1, 0, f"{sum(sizes) / RUNS:.1f}", va="center")
-    axes.set(xlim=(0, 56), ylim=(-0.8, 0.8), yticks=[])
-
-
 # %%
 def histogram(axes, name):
     values = range(6)  # the last bar: 5 or more
@@ -291,7 +261,7 @@ def histogram(axes, name):
 
 
 def smooth(run):
-    """The mean loss of ten steps of each worker, or as many gradients."""
+    """Average the losses of ten steps of each worker, or of as many gradients."""
     losses = torch.tensor([each.loss for each in updates(run)])
     return losses.reshape(-1, 5 * N).mean(dim=1)
 
@@ -309,29 +279,21 @@ def loss(axes, name):
 
 
 # %%
-figure, grid = plt.subplots(len(runs), 4, figsize=(9, 8.6), layout="constrained", width_ratios=(3, 2, 2.4, 2.8))
+figure, grid = plt.subplots(len(runs), 3, figsize=(8, 8.6), layout="constrained", width_ratios=(3, 2.4, 2.8))
 for name, row in zip(runs, grid, strict=True):
-    for axes, draw_it in zip(row, (matrix, price, histogram, loss), strict=True):
+    for axes, draw_it in zip(row, (matrix, histogram, loss), strict=True):
         draw_it(axes, name)
         if draw_it is not matrix:
             axes.spines[["top", "right"]].set_visible(False)
     row[0].set_title(name, loc="left", fontweight="bold")
 texts = (
     "kB a gradient, from row to column",
-    "kB a gradient, in all",
     "staleness (% of gradients)",
     "loss, by images seen",
 )
 for axes, text in zip(grid[-1], texts, strict=True):
     axes.set_xlabel(text)
 figure.get_layout_engine().set(h_pad=0.08)
-
-# %% [markdown]
-# All of them learn. The last losses, below, are the lowest where no gradient is stale; updates that are two versions
-# old, and models that drift apart for five steps, cost a little. How much, three short runs cannot say: compare the
-# spread of each row with the differences between the rows.
-
-# %%
 price_of = {name: gradient_bytes(name) for name in runs}
 last = {name: [smooth(run)[-1].item() for run in each_run] for name, each_run in runs.items()}
 for name in runs:
@@ -346,15 +308,18 @@ assert {*price_of["server, asynchronous"]} == {2 * P + 24 + N * (P + 8) / GRADIE
 assert {*price_of[f"local, k = {K}"]} == {2 * (N - 1) / N * P / K}
 
 # %% [markdown]
-# ## Who stores what, who sends what?
+# All variants learn. The final losses are lowest where no gradient is stale. Gradients that are two versions old, and
+# models that drift apart for five steps, cost a little. Three short runs cannot show how much: compare the spread
+# within a row with the differences between the rows.
 #
-# **Predict first:** how many copies of the model are there, in each member of the family, that must not be lost?
+# ## Which rank stores what?
 #
-# It can be read from the messages. A rank that receives the parameters before each gradient needs none of its own: what
-# it computes with is a copy that the next message replaces. A rank that never receives any must keep them.
-
+# The messages show it. A rank that receives the parameters before each gradient need not keep them: it computes with a
+# copy that the next message replaces. A rank that never receives parameters must keep them. **Predict first:** with an
+# asynchronous server and three workers, how many copies of the model must not be lost?
 
 # %%
+my_copies = lessons.predict("synchronous_or_asynchronous.copies", None)
 KINDS = ("parameters", "gradients", "average")
 
 
@@ -384,19 +349,16 @@ for name in runs:
     for label, own, told in who(name):
         print(f"   {label:8} {'keeps the parameters' if own else 'has them on loan':21} sends {told}")
     copies[name] = sum(own for _, own, _ in who(name))
-
-# %% tags=["check"]
-assert copies == {name: 1 if "server" in name or "lock" in name else N for name in runs}
+my_copies and my_copies.against(copies["server, asynchronous"])
 
 # %% [markdown]
-# Three copies that are equal to the last bit, three that drift apart for k steps, or a single one. The images are the
-# same in all: each worker has its own third, and none ever travels. With a server, no worker's death loses anything of
-# the model, and the server's loses all of it.
+# There are three copies that are equal to the last bit, three that drift apart for k steps, or a single one. With a
+# server, the model survives the death of a worker, but not that of the server. The images never travel.
 #
 # ## Is there an epoch any more?
 #
-# An epoch is one pass over all images. **Predict first:** when the asynchronous server has made 60 updates, as many as
-# an epoch has gradients, has every image been seen once?
+# An epoch is one pass over all images, and needs 60 gradients. When the asynchronous server has made 60 updates, has
+# every image been used once?
 
 # %%
 EPOCH = 1500 // sgd.BATCH
@@ -406,26 +368,25 @@ for number, run in enumerate(runs["server, asynchronous"], start=1):
     twice = [max(0, passes[worker] / (EPOCH // N) - 1) for worker in (1, 2, 3)]
     print(f"run {number}: not seen {1 - sum(seen) / N:.0%} of the images, seen twice {sum(twice) / N:.0%}")
 
-# %% tags=["check"]
+# %% tags=["MP4", "MP5", "check"]
+assert copies == {name: 1 if "server" in name or "lock" in name else N for name in runs}
 for name in ("all-reduce", "server, synchronous", f"local, k = {K}"):
     assert Counter(each.worker for each in updates(runs[name][0])[:EPOCH]) == dict.fromkeys((1, 2, 3), EPOCH // N)
 
 # %% [markdown]
-# Each worker has epochs of its own; the training as a whole has only a number of updates. (As many are unseen as are
-# seen twice: each update has one batch.) To have epochs back, a server has to give the batches out, too: it answers
-# with the numbers of the next images, or a barrier after each pass. And the loss that a worker sends along is that of
-# its batch with old parameters: to plot "the" loss, average, or evaluate the server's parameters.
+# No. Each worker has its own epochs, but the training as a whole has only a number of updates. (The number of images
+# not seen equals the number seen twice, because each update uses one batch.) To have epochs, a server has to distribute
+# the batches, too. The loss that a worker sends belongs to its own batch and to old parameters. To plot "the" loss,
+# average these losses, or evaluate the server's parameters.
 #
-# Two more names for what you have seen. *MapReduce* is one step of a synchronous server: map is "compute a gradient
-# from your part", reduce is "add up", and then all wait for the next job. *Round-robin* is an asynchronous server that
-# takes the workers in a fixed order: after the first round, each gradient is exactly n - 1 updates old, and the slowest
-# worker sets the pace again.
+# *Round-robin* is an asynchronous server that takes the workers in a fixed order. After the first round, each gradient
+# is exactly n - 1 updates old, and the slowest worker again sets the pace.
 #
 # ## Exercise
 #
-# Round-robin with three workers, whose gradients take 5, 10 and 15 ms; the server's own time does not count. How many
-# updates are there in a second, in the long run, and how many if the server takes each gradient as it comes? Then: ten
-# workers, 1,000 updates, taken as they come: what is the mean staleness?
+# Three workers need 5, 10 and 15 ms for a gradient; the server takes no time. How many updates per second does
+# round-robin make in the long run? How many does the server make if it takes each gradient as it comes? And with ten
+# workers and 1,000 updates, taken as they come, what is the mean staleness?
 
 # %% tags=["exercise"]
 my_paces, my_mean_of_ten = {"in turn": None, "as they come": None}, None

@@ -56,7 +56,7 @@ def running_lab(home: Path) -> Iterator[Lab]:
     options = {
         **{"ServerApp.ip": "127.0.0.1", "ServerApp.port": "0", "ServerApp.root_dir": str(folder)},
         **{"IdentityProvider.token": token, "ServerApp.open_browser": "False", "ServerApp.allow_root": "True"},
-        "LabApp.extension_manager": "readonly",
+        **{"LabApp.extension_manager": "readonly", "LabApp.expose_app_in_browser": "True"},
     }
     log = home / "lab.log"
     with log.open("w") as output:

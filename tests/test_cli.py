@@ -41,7 +41,7 @@ def test_demo_trains_explains_and_draws(tmp_path, monkeypatch, capfd):
     assert unreadable == [[]] * len(unreadable) != []
     assert accuracies(told)[0] < 30 < 85 < accuracies(told)[1]
     assert len(told.splitlines()) <= 14
-    assert "You were told 4 messages an iteration; it is 14" in told
+    assert "One iteration with a parameter server takes 14 messages, not 4" in told
     assert "residue 0 B" in told
     assert {path.name for path in out.iterdir()} == FILES | {"mine.txt"}
     assert all(path.stat().st_size > 0 for path in out.iterdir())
@@ -52,7 +52,7 @@ def test_demo_trains_explains_and_draws(tmp_path, monkeypatch, capfd):
     assert [len(Trace.load(out / name).ranks) for name in ("trace", "server-trace")] == [3, 3]
     page = (out / "index.html").read_text()
     assert len(page) < 300_000
-    assert "<h2>You were told 4 messages an iteration; it is 14</h2>" in page
+    assert "<h2>One iteration with a parameter server takes 14 messages, not 4</h2>" in page
     assert "http://" not in page.replace("http://www.w3.org", "")
     assert "https://" not in page
 
@@ -131,10 +131,23 @@ def test_who_has_read_enough_ends_the_table_quietly(tmp_path):
         (["draw", "traffic", "TRACE", "-o", "picture.gif"], 2, "picture.gif: a picture is saved as .svg, .png, .pdf."),
         (["draw", "traffic", "TRACE", "-o", "no/picture.svg"], 2, "there is no folder no. Make it"),
         (["draw", "traffic", "TRACE", "-o", "x.svg", "--context", "3"], 2, "it goes with `draw autograd` only"),
+        (["draw", "autograd", "TRACE", "-o", "x.svg"], 1, "nothing to draw: This trace holds no autograd graph"),
         (["messages", "TRACE", "--within", "step 9"], 2, "its spans are: step 0"),
+        (["messages", "TRACE", "--step", "9"], 2, "there is no step 9; this trace has the steps 0"),
+        (["explain", "TRACE", "--step", "0", "--op", "all_reduce"], 2, "--op leaves nothing; there is: recv, send"),
+        (
+            ["explain", "TRACE", "--rank", "0", "--rank", "3"],
+            2,
+            "no rank 3 in this trace; its ranks are: rank 0,",
+        ),
+        (["explain", "TRACE", "--phase", "forward"], 2, "--phase leaves nothing; there is: none"),
+        (["explain", "TRACE", "--between", "6:"], 2, "nothing; there is: what began from 0.0 to "),
+        (["explain", "TRACE", "--between", "soon"], 2, "two times in ms, as 100:200, 100: or :200, not 'soon'"),
+        (["compare", "TRACE", "TRACE", "--op", "allreduce"], 2, "TRACE: there is no op 'allreduce'; this trace has:"),
+        (["messages"], 2, "traces/, where dlearn run writes, holds none here"),
         (["demo", "--out", "FILE/out"], 1, "FILE/out cannot be made: Not a directory. Give another --out."),
         (["dance"], 2, "'dance'"),
-        (["demo", "--size", "3"], 2, "--size 3"),
+        (["demo", "--size", "3"], 2, "--size 3; see dlearn demo --help."),
         (["draw", "dance", "TRACE", "-o", "x.svg"], 2, "'dance'"),
     ],
 )
@@ -153,6 +166,27 @@ def test_what_cannot_be_asked_so_is_one_line_with_what_to_try(arguments, status,
     assert to_try in sentence
     assert not usage or usage[0].startswith("usage: dlearn")
     assert sorted(os.listdir()) == ["FILE", "TRACE"]
+
+
+def test_the_newest_trace_is_read_where_none_is_given_and_a_folder_of_traces_is_listed(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in (Path("traces", "old"), Path("traces", "new")):
+        two_sends(folder)
+    dead = max(Path("traces", "old").iterdir())
+    dead.write_text("".join(dead.read_text().splitlines(keepends=True)[:-1]))
+    for file in Path("traces", "old").iterdir():
+        os.utime(file, (10**9, 10**9))
+    assert main(["messages", "--step", "0", "--rank", "1", "--op", "recv", "--between", ":2"]) == 0
+    told, errors = capsys.readouterr()
+    assert told.splitlines()[1].split()[:4] == ["rank", "0", "rank", "1"]
+    assert errors == "dlearn: traces/new, the newest in traces/\n"
+    assert main(["explain", "traces"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert [(row[0], *row[3:5]) for row in rows] == [("traces/new", "2", "all"), ("traces/old", "2", "1")]
+    assert main(["draw", "traffic", "-o", "x.svg", "traces"]) == 2
+    assert "traces is no trace, and holds some. Give one of them:\ntrace " in capsys.readouterr().err
+    assert main(["compare", "traces/new", "traces/old", "--rank", "0"]) == 0
+    assert capsys.readouterr().out.startswith("old sends as many bytes in as many messages as new")
 
 
 def test_interrupt_ends_quietly_with_130(tmp_path):

@@ -62,6 +62,34 @@ def test_results_and_output_by_rank(capsys):
     assert sorted(own_words(capsys.readouterr().out).splitlines()) == [f"[rank {r}] hello {r}" for r in range(3)]
 
 
+def rates(lr, *, timeout=1, epochs=2):
+    return lr, timeout, epochs
+
+
+def test_functions_get_keywords_and_what_they_do_not_take_is_told_before_a_rank_starts(pair):
+    assert pair.run({0: rates, 1: lambda lr: lr}, lr=3).results == {0: (3, 1, 2), 1: 3}
+    assert pair.run(partial(rates, timeout=5), 4, epochs=6, timeout=60).results[1] == (4, 5, 6)
+    before = [*Path(".dlearn/runs").iterdir()]
+    for options, told in (
+        ({"lrr": 1}, ": got an unexpected keyword argument 'lrr'. (run() itself takes timeout= and"),
+        ({}, "rates(lr, *, timeout=1, epochs=2): missing a required argument: 'lr'"),
+        ({"lr": 1, "timeout": 9}, "is an option of run(), too; functools.partial(rates, timeout=...) gives"),
+    ):
+        with pytest.raises(TypeError, match=re.escape(told)):
+            pair.run(rates, **options)
+    assert [*Path(".dlearn/runs").iterdir()] == before
+
+
+def test_the_default_limit_of_a_run_is_named(monkeypatch, capsys):
+    for module in ("rank_pool", "faults"):
+        monkeypatch.setattr(f"dlearn.cluster.{module}.DEFAULT_SECONDS", limit := 1.5)
+    monkeypatch.setitem(Cluster.run.__kwdefaults__, "timeout", limit)
+    run = Cluster(1).run(time.sleep, 600, check=False)
+    assert run.error.what.startswith("not done after 1.5 s, the default limit: rank 0 is still at work")
+    assert "has used half of its 1.5 s, the default limit; run(..., timeout=)" in capsys.readouterr().err
+    assert "after 0.5 s: " in Cluster(1).run(time.sleep, 600, timeout=0.5, check=False).error.what
+
+
 def test_of_named_ranks_each_has_its_function_and_one_without_serves():
     run = Cluster(["ps", "trainer"]).run({"trainer": lambda: "done"})
     assert run.results == {"trainer": "done"}

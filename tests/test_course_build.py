@@ -24,10 +24,17 @@ def made(course, tmp_path_factory):
 def test_students_get_every_lesson_without_outputs_and_solutions_and_the_teacher_all_of_it(course, made):
     assert all((made / "teacher" / path.name).read_bytes() == path.read_bytes() for path in LESSONS)
     assert (made / "teacher" / "solutions" / "own_ring.py").exists()
-    assert {path.name for path in (made / "student").iterdir()} == {each.name for each in LESSONS} | {"README.md"}
+    names = [re.sub(r"^\d\d-", "", path.name) for path in sorted((made / "student").iterdir())]
+    assert names == [*(f"{name}.ipynb" for name in course.in_order()), "README.md"]
+    assert sorted(names[:-1]) == [path.name for path in LESSONS]
+    page = (made / "student" / "README.md").read_text()
+    assert not re.search(r"`make |For a teacher|\.py\b", page)
     for path in (made / "student").glob("*.ipynb"):
         notebook = course.nbformat.read(path, as_version=4)
         course.nbformat.validate(notebook)
+        texts = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
+        for _, _, file, _ in course.LINK.findall("\n".join([page, *texts])):
+            assert "://" in file or (made / "student" / file).exists(), (path.name, file)
         code = [cell for cell in notebook.cells if cell.cell_type == "code"]
         assert all(cell.outputs == [] and cell.execution_count is None for cell in code)
         for cell in code:
@@ -36,10 +43,18 @@ def test_students_get_every_lesson_without_outputs_and_solutions_and_the_teacher
             assert ("jupyter" in cell.metadata and cell.metadata.jupyter.source_hidden) == (kind == "check")
             asks = re.search(r"^\w+ = None$", cell.source, re.MULTILINE)
             assert not asks or not re.search(r"^\s*assert\b", cell.source, re.MULTILINE), "its answer is in sight"
-        texts = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
         told = [after for text, after in pairwise(texts) if re.search(r"Predict\s+first", text)]
         shown = [text for text in told if not text.startswith(("<details>", "#", "**Predict"))]
         assert shown == [], "what follows a prediction is behind a click"
+
+
+def test_what_is_missing_is_added_and_what_a_student_has_written_stays(course, tmp_path, capsys):
+    """Under another number, too: when a lesson is put in between, the next ones are no new lessons."""
+    (tmp_path / "09-a.ipynb").write_text("mine")
+    course.add_missing({"01-a.ipynb": "", "02-b.ipynb": "new", "README.md": ""}, tmp_path)
+    assert f"{tmp_path}: 2 of 3 files for students were added" in capsys.readouterr().out
+    found = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert found == {"09-a.ipynb": "mine", "02-b.ipynb": "new", "README.md": ""}
 
 
 @pytest.mark.parametrize(

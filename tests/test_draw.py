@@ -95,6 +95,9 @@ def test_a_hang_is_red_and_says_once_who_never_came(tmp_path):
     assert len(boxes(ax, "absent")) == 1
     assert texts(ax).count("never called all_reduce #2") == 1
     assert title(ax).startswith("Rank 0 and rank 2 wait for rank 1 in all_reduce #2")
+    left = Job(tmp_path / "left by Ctrl-C", ranks=2)
+    left.collective("all_reduce", ranks=[1], start_ns=0, end_ns=40 * MS)
+    assert title(draw.timeline(left.load())).startswith("Longest wait: rank 1 for rank 0, 40.0 ms")
 
 
 def test_what_was_refused_is_not_called_stuck_and_an_unseen_end_is_said(tmp_path):

@@ -99,3 +99,38 @@ def test_a_row_of_a_frame_says_what_its_operation_or_message_says(traces):
             assert sent[name].tolist() == [getattr(each, name) for each in found], name
         assert sent.src.tolist() == [trace.label(each.src) for each in found]
         assert sent.dst.tolist() == [trace.label(each.dst) for each in found]
+
+
+def test_the_frame_of_an_analysis_adds_up_to_its_value(traces):
+    pytest.importorskip("pandas")
+    parts = [f"{part}_ns" for part in ("forward", "backward", "transfer", "waiting", "optimizer", "between")]
+    for trace in traces:
+        shares, steps = analysis.breakdown(trace), analysis.step_times(trace)
+        for row in shares.records():
+            if row["transfer_ns"] is not None:
+                assert sum(row[part] for part in parts) == row["total_ns"]
+        assert len(shares.to_frame()) == len(shares.items)
+        legs = analysis.overlap(trace)
+        assert len(legs.to_frame()) == sum(len(step.shares) for step in legs.steps)
+        lengths = [cell.length_ns for step in steps.steps for cell in step.cells.values()]
+        assert [row["length_ns"] for row in steps.records()] == lengths
+        buckets, gradients = analysis.bucket_times(trace), analysis.gradients(trace)
+        assert [row["bytes"] for row in buckets.records()] == [each.bytes for each in buckets.items]
+        assert len(buckets.to_frame()) == len(buckets.items)
+        assert [row["reduced"] for row in gradients.records()] == [each.reduced for each in gradients.steps]
+        whole = analysis.reconcile(trace)
+        frame = whole.to_frame()
+        assert not len(frame) or frame.predicted_bytes.sum() == whole.whole.predicted_bytes
+        compared = analysis.compare(trace, trace.where(rank=trace.ranks[:1]))
+        sent = [(row["messages_a"], row["bytes_b"]) for row in compared.records()]
+        assert sum(a for a, _ in sent) == compared.total.a.message_count
+        assert sum(b for _, b in sent) == compared.total.b.payload_bytes
+        held = analysis.rank_memory(trace)
+        assert len(held.to_frame()) == sum(map(len, held.held.values()))
+        speeds = analysis.bandwidths(trace)
+        assert [row["busbw"] for row in speeds.records()] == [each.bus_bandwidth for each in speeds.items]
+        for each in analysis.topologies(trace):
+            assert sum(row["channels"] for row in each.records()) == sum(edge.channels for edge in each.edges)
+        if analysis.iterations(trace):
+            one = analysis.iteration(trace)
+            assert len(one.to_frame()) == len(one.messages)

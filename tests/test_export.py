@@ -266,14 +266,15 @@ def test_what_cannot_be_done_is_one_sentence(words, status, sentence, traced, tm
 
 
 def test_of_a_file_that_cannot_be_finished_nothing_is_left(traced, tmp_path, capsys, monkeypatch):
-    def breaks_off(trace):
+    def breaks_off(made):
         yield "half"
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(export, "perfetto", breaks_off)
+    monkeypatch.setattr(type(export.perfetto(Trace.load(traced))), "__iter__", breaks_off)
     out = tmp_path / "x.json"
     out.write_text("stays")
     assert main(["export", "perfetto", traced, "-o", str(out)]) == 1
-    assert capsys.readouterr().err == f"dlearn: cannot write {out}: No space left on device. Give another -o.\n"
+    full = "No space left on device. Choose another place for it."
+    assert capsys.readouterr().err == f"dlearn: cannot write {out}: {full}\n"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["trace", "x.json"]
     assert out.read_text() == "stays"

@@ -14,7 +14,7 @@ import dlearn
 HOUSE = Path(dlearn.__file__).parent
 
 # What each room may import of the others. `errors`, `shown` and `version` are everybody's.
-EVERYBODYS = {"errors", "shown", "version"}
+EVERYBODYS = {"errors", "notices", "shown", "version"}
 TEACHING = {"collectives", "course", "lessons"}  # Only these rooms and the cli import them.
 DATA = {"events", "join", "trace"}
 MAY_IMPORT = {room: set[str]() for room in (*EVERYBODYS, "events", "network")} | {
@@ -43,7 +43,7 @@ MAY_IMPORT = {room: set[str]() for room in (*EVERYBODYS, "events", "network")} |
 MAY_IMPORT_HEAVY = {
     "torch": {"hooks", "recorder", "sources", "backends", "cluster", "scripts", "doctor"} | TEACHING,
     "matplotlib": {"draw", "lessons"},
-    "pandas": {"events", "join", "analysis"},
+    "pandas": {"shown", "events", "join", "analysis"},
     "mpi4py": {"hooks", "backends", "cluster"},
 }
 
@@ -136,30 +136,30 @@ def test_tests_import_public_names_and_few_modules_besides():
 
 LINES = {
     "benchmarks": 1_551,
-    "course": 1_796,
-    "ddp_claims": 3_215,
-    "dlearn": 1_096,
-    "dlearn/analysis": 5_337,
+    "course": 1_823,
+    "ddp_claims": 2_960,
+    "dlearn": 1_212,
+    "dlearn/analysis": 5_477,
     "dlearn/backends": 615,
-    "dlearn/cluster": 3_279,
+    "dlearn/cluster": 3_310,
     "dlearn/collectives": 574,
-    "dlearn/course": 1_665,
-    "dlearn/diagnosis": 2_128,
-    "dlearn/draw": 4_641,
-    "dlearn/events": 4_593,
-    "dlearn/export": 599,
-    "dlearn/hooks": 4_370,
-    "dlearn/join": 4_953,
-    "dlearn/lessons": 2_658,
-    "dlearn/live": 1_247,
-    "dlearn/network": 1_041,
-    "dlearn/play": 2_223,
-    "dlearn/recorder": 730,
-    "dlearn/scripts": 891,
+    "dlearn/course": 2_097,
+    "dlearn/diagnosis": 2_139,
+    "dlearn/draw": 4_663,
+    "dlearn/events": 4_575,
+    "dlearn/export": 681,
+    "dlearn/hooks": 4_449,
+    "dlearn/join": 5_137,
+    "dlearn/lessons": 2_694,
+    "dlearn/live": 1_241,
+    "dlearn/network": 1_046,
+    "dlearn/play": 2_269,
+    "dlearn/recorder": 742,
+    "dlearn/scripts": 1_057,
     "dlearn/sources": 331,
-    "docs": 1_836,
-    "notebooks": 11_031,
-    "tests": 15_599,
+    "docs": 1_734,
+    "notebooks": 9_621,
+    "tests": 15_983,
     "tools": 182,
 }
 SLACK = 0.01  # So far below its budget a folder may be before the budget has to be lowered.
@@ -167,7 +167,7 @@ HABITS = {
     "conditionals inside f-strings": 6,
     "docstrings that begin with no verb": 0,
     "functions of more than 10 branches": 6,
-    "lines over 100 characters": 2_250,
+    "lines over 100 characters": 2_191,
     "statements of more than one comprehension": 37,
 }
 
@@ -178,7 +178,7 @@ def folders() -> dict[str, list[Path]]:
     found: dict[str, list[Path]] = defaultdict(list)
     for folder in {room.partition("/")[0] for room in LINES}:
         for path in (home / folder).rglob("*"):
-            if path.suffix in {".py", ".js", ".css", ".md"} and "checkpoint" not in path.name:
+            if path.suffix in {".py", ".js", ".css", ".html", ".md"} and "checkpoint" not in path.name:
                 parts = path.relative_to(home).parts
                 room = "/".join(parts[:2]) if parts[0] == "dlearn" and len(parts) > 2 else parts[0]
                 found[room].append(path)

@@ -7,8 +7,11 @@ import ast
 import json
 import os
 import re
+import tomllib
 from contextlib import contextmanager, nullcontext
 from functools import cache
+from importlib.resources import files
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -99,6 +102,28 @@ def test_cells_are_short_and_plain_and_keep_to_their_kind(build, source):
             assert re.search(r"assert .*lessons\.answer\(.*\)\.right", text), "the expected value is proved"
 
 
+@each_notebook
+def test_a_lesson_is_short_and_what_it_lets_predict_is_kept_and_answered_by_the_next_cell(build, source):
+    cells = build.read(source).cells
+    assert len(cells) <= 30 or source.stem == "ddp_paper", "that one is a reference, in no path"
+    code = "\n".join(cell.source for cell in cells if cell.cell_type == "code")
+    names = re.findall(r"^(\w+) = lessons\.predict\(", code, re.MULTILINE)
+    assert len(names) == code.count("lessons.predict(") <= 3
+    assert all(f"{name}.against(" in code for name in names)
+    asked = [after.source for cell, after in pairwise(cells) if "Predict first" in " ".join(cell.source.split())]
+    assert all("lessons.predict(" in after for after in asked)
+    assert bool(asked) == bool(names)
+
+
+def test_each_graded_exercise_stands_in_one_lesson_with_a_cell_to_fill_in(build):
+    tasks = tomllib.loads((files("dlearn.course") / "tasks.toml").read_text(encoding="utf-8"))
+    given = []
+    for source in SOURCES:
+        text = "\n".join(text for kind, text in code_cells(build, source) if kind == "exercise")
+        given += re.findall(r'lessons\.check\("(\w+)", .*student=', text)
+    assert sorted(given) == sorted({*tasks} - {"findings", "holds"})
+
+
 @contextmanager
 def kernel(build, folder, after):
     """A kernel that notes its pictures, and the file in which they stand."""
@@ -159,7 +184,7 @@ def fill_in(course, notebook):
     course.for_students(notebook, "ring_all_reduce")
     for cell in notebook.cells:
         cell.source = cell.source.replace('predict("ring.steps", None)', 'predict("ring.steps", 12)')
-        if 'lessons.check("ring", my_ring)' in cell.source:
+        if 'lessons.check("ring", my_ring, ' in cell.source:
             mine = f'mine = {{"__name__": "__main__"}}\nexec({source!r}, mine)'
             cell.source = f"{mine}\nprint(lessons.check('ring', mine['to_the_right']))\nlessons.report()"
 

@@ -139,6 +139,11 @@ def test_the_site_is_built_and_every_link_of_it_leads_somewhere(tmp_path):
     subprocess.run([sys.executable, ROOT / "course" / "make_site.py", "--out", out], check=True)
     pages = {page: page.read_text() for page in (out / "html").rglob("*.html")}
     assert len(pages) > 45
+    read = {page.name: text for page, text in pages.items()}
+    assert len(re.findall("<tr", read["questions.html"])) == 62 + 1
+    assert len(re.findall("<tr", read["glossary.html"])) == 15 + 1
+    assert read["api.html"].count('class="highlight-python') > 15
+    assert 'data-go="' in read["quickstart.html"], "a player with its buttons"
     for page, text in pages.items():
         assert "tag_answer" not in text, "an answer is in sight"
         assert not re.findall(r'<(?:script|img|iframe)[^>]*src="https?:', text), page

@@ -1,7 +1,7 @@
 """A newcomer walks through README.md and docs/tour.md: every example is run as it stands, and prints what they say.
 
-The Python of both is one notebook, cell after cell; `In your own script` is made of files, and comes first, since
-`Travel through a whole run` reads its trace. Compared is what a block shows, up to where lines break, figures of
+The Python of both is one notebook, cell after cell; the script that records itself is made of files, and comes first,
+since `Travel through a whole run` reads its trace. Compared is what a block shows, up to where lines break, figures of
 time, and what `...` leaves out; byte figures are equal.
 """
 
@@ -37,12 +37,16 @@ def blocks(page: Path) -> list[Block]:
 
 ROOT = Path(__file__).parent.parent
 BLOCKS = blocks(ROOT / "README.md") + blocks(ROOT / "docs" / "tour.md")
-NOT_RUN = ("make demo", "python3 -m venv .venv", "make paper")
+NOT_RUN = ("make demo", "python3 -m venv .venv", "make paper", "make course")
 """They take minutes, or open a browser; `.ci/run` does the first, which does the second."""
 ACTIVATE = next(block for block in BLOCKS if block.text.startswith("source"))
-SCRIPT = "In your own script"
-READERS_OWN = {"Any script, as it is": [*(Path(__file__).parent / "scripts" / "reader").glob("*.py")]}
+ENGINEERS = "For engineers: any script, as it is"
+READERS_OWN = {ENGINEERS: [*(Path(__file__).parent / "scripts" / "reader").glob("*.py")]}
 """Scripts that the text says the reader has: train.py, whose rank 1 is killed, and parameter_server.py."""
+
+OWN_SCRIPT = next(at for at, block in enumerate(BLOCKS) if "dlearn.record(" in block.text)
+SCRIPT = BLOCKS[OWN_SCRIPT : OWN_SCRIPT + 3]
+"""What is written into a script, how it is started, and what reads its trace later."""
 
 FAILED = "the reader sees it fail"
 
@@ -93,7 +97,7 @@ def walked(folder: Path, sockets: Path) -> Walk:
     (folder / ".venv").symlink_to(sys.prefix)
     with pytest.MonkeyPatch.context() as patch:
         of_a_reader(folder, patch)
-        script, command, later = [block for block in BLOCKS if block.section == SCRIPT]
+        script, command, later = SCRIPT
         (folder / "train.py").write_text(script.text)
         walk.printed[script] = walk.printed[command] = walk.shell(command, command.text)
         (folder / "later.py").write_text(later.text)
@@ -102,9 +106,9 @@ def walked(folder: Path, sockets: Path) -> Walk:
             for block in RUN:
                 for file in READERS_OWN.get(block.section, ()):
                     (folder / file.name).write_text(file.read_text())
-                if block.section != SCRIPT and block.language == "python":
+                if block not in SCRIPT and block.language == "python":
                     walk.printed[block] = walk.cell(block.text)
-                elif block.section != SCRIPT:
+                elif block not in SCRIPT:
                     walk.printed[block] = walk.shell(block, block.text)
     return walk
 

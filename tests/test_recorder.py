@@ -23,12 +23,13 @@ import torch.distributed as dist
 import workloads
 from installed_torch import flight_recorder_knows_gloo
 from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import record_function
 
 import dlearn
 from dlearn import Trace, explain, messages, operations
 from dlearn.analysis import assert_traffic, hangs, reconcile, traffic
 from dlearn.errors import DlearnError
-from dlearn.events.event import NOT_OBSERVED, REFUSED, Collective, Gradient, PhaseSpan, PointToPoint
+from dlearn.events.event import NOT_OBSERVED, REFUSED, Collective, Gradient, PhaseSpan, PointToPoint, Span
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +79,13 @@ def test_every_all_reduce_of_ddp_has_its_bucket_phase_and_role(everything):
         assert reduced[1].what.startswith("gradient of bucket 0: 8.bias, 8.weight")
 
 
+def test_what_fsdp2_sends_names_its_module_and_equal_ones_share_a_sentence(everything):
+    trace = everything.within("fsdp2")
+    told = Counter(each.what for each in operations(trace))
+    assert told == {f"{what}s of {2 * i}": n for what, n in (("parameter", 4), ("gradient", 2)) for i in range(5)}
+    assert "(parameters of 0, 2, 4 and 1 more) in the forward pass, 8 times" in str(explain(trace))
+
+
 def test_comm_hooks_and_optimizers_own_messages_are_told_as_theirs(everything):
     """PowerSGD sends P below its hook, Q by a callback on a thread of gloo's: elimination does not tell whose."""
     calls = calls_of(everything.within("ddp_power_sgd"), rank=0, op="all_reduce")
@@ -103,7 +111,7 @@ def test_every_stretch_of_a_step_is_seen_and_holds_what_happens_in_it(recorded):
 def all_scenes() -> int:
     scenes = [waits_here_and_there, from_a_thread, waits_in_vain, is_refused_at_times]
     scenes += [waits_for_nothing, holds_many, sends_much, shapes, strange_spans]
-    for program in [*scenes, has_workers, whispers]:
+    for program in [*scenes, has_ranges, has_workers, whispers]:
         group = dist.new_group()
         dist.barrier()
         with dlearn.span(program.__name__):
@@ -258,6 +266,40 @@ def strange_spans(group, rank) -> None:
         dist.all_reduce(torch.ones(2), group=group)
 
 
+def has_ranges(group, rank) -> None:
+    @record_function("layer")
+    def layer(depth: int) -> None:
+        with record_function("attention"):
+            dist.all_reduce(torch.ones(2), group=group)
+        if depth:
+            layer(depth - 1)
+
+    def doubled(x: torch.Tensor):
+        with torch.autograd.profiler.record_function("compiled"):
+            return x * 2
+
+    layer(1)
+    with record_function("thread"), ThreadPoolExecutor(1) as pool:
+        pool.submit(layer, 0).result()
+        torch.optim.SGD([torch.nn.Parameter(torch.ones(1))]).step()  # A range of torch's own.
+    with pytest.raises(ValueError, match="bad"), record_function("fails"):
+        raise ValueError("bad")
+    for compiled in (torch.jit.script(doubled), torch.compile(doubled, backend="eager")):
+        assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0))
+
+
+def test_ranges_of_the_profiler_are_spans_but_not_those_of_torch_itself(seen):
+    trace = seen("has_ranges").where(rank=0)
+    ranges = {span.number: span for span in trace.of(Span)}
+    paths = [(ranges[span.parent].name if span.parent in ranges else "", span.name) for span in ranges.values()]
+    layer, attention = ("", "layer"), ("layer", "attention")
+    assert paths[:4] == [layer, attention, ("layer", "layer"), attention]
+    assert paths[4:] == [("", "thread"), ("thread", "layer"), attention, ("", "fails")]
+    assert not any(span.pending or not span.of_profiler for span in ranges.values())
+    # No counters are read for a range: the bytes on the wire are those of the span around it.
+    assert {"has_ranges", "attention"} & {part.what for part in reconcile(trace.whole).parts} == {"has_ranges"}
+
+
 def has_workers(group, rank) -> None:
     from torch.utils.data import DataLoader, TensorDataset
 
@@ -319,6 +361,7 @@ def looks_around() -> tuple[list[str], ...]:
         own = (c10d, dist, api, backend_registry, torch.autograd, dist.autograd)
         names = {f"{module.__name__}.{name}": value for module in own for name, value in vars(module).items()}
         names |= {kernel: torch._C._dispatch_dump(kernel) for kernel in KERNELS}
+        names |= {f"range {name}": value for name, value in vars(record_function).items()}
         names |= {"wait": Work.wait, "inside forward": DistributedDataParallel._inside_ddp_forward}
         hooks = [list(optimizer._global_optimizer_post_hooks), list(optimizer._global_optimizer_pre_hooks)]
         return names | {"hooks": hooks, "backward": torch.autograd._engine_run_backward}
@@ -393,6 +436,7 @@ def test_undo_with_every_option_gives_back_all_kernels_names_hooks_and_threads(o
     assert left == threads_left == []
     names = {"torch.distributed.destroy_process_group", "torch.distributed.rpc.backend_registry.init_backend"}
     names |= {"torch.distributed.distributed_c10d._new_process_group_helper", "wait", "inside forward", "hooks"}
+    names |= {"range __init__", "range __enter__", "range __exit__"}
     assert {*KERNELS, *names, "backward"} <= set(changed)
     assert threads == ["dlearn-clock", "dlearn-hang-watch"]
 

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -43,10 +42,11 @@ def script(folder: Path, text: str, name: str = "train.py") -> str:
     return name
 
 
-def test_torchrun_records_every_rank_and_changes_no_output(tmp_path):
-    done = dlearn_run(tmp_path, "--nproc-per-node=2", "--trace", "t", script(tmp_path, DDP), "well", "--trace", "mine")
+def test_torchrun_records_every_rank_and_changes_no_output(tmp_path, capsys):
+    of_the_script = ["well", "--trace", "mine", "--nproc", "-h"]
+    done = dlearn_run(tmp_path, "--nproc-per-node=2", "--tra", "t", script(tmp_path, DDP), *of_the_script)
     assert done.returncode == 0, done.stderr
-    said = [f"rank {rank} is done: ['well', '--trace', 'mine']" for rank in (0, 1)]
+    said = [f"rank {rank} is done: {of_the_script}" for rank in (0, 1)]
     assert sorted(own_words(done.stdout).splitlines()) == said
     trace = Trace.load(tmp_path / "t")
     assert (trace.ranks, trace.problems) == ((0, 1), ())
@@ -55,6 +55,9 @@ def test_torchrun_records_every_rank_and_changes_no_output(tmp_path):
     assert "dlearn: the trace is in t\n" in done.stderr
     assert "6 of 6 operations explained by" in done.stderr
     assert " for rank 0; in words: dlearn explain t" in done.stderr, "it was waited for"
+    assert main(["explain", str(tmp_path / "t")]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("The others waited ")
+    assert "dlearn run --nproc-per-node 2 ..." in dlearn_run(tmp_path, "train.py", "well").stderr
 
 
 def hanging(folder: Path, text: str, *arguments: str) -> tuple[subprocess.Popen[str], str]:
@@ -172,21 +175,22 @@ def test_no_orphans_when_the_command_is_killed(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--trace"], "--trace needs a value"),
-        (["--nproc-per-node=2"], "needs a script"),
-        (["--steps", "5", "x.py"], "two numbers, as in --steps 10:12"),
-        (["--steps", "5:5", "x.py"], "two numbers"),
-        (["--hang-after", "soon", "x.py"], "a number of seconds, 0 for never, not 'soon'"),
+        (["--trace"], "--trace: expected one argument; see dlearn run --help."),
+        (["--nproc-per-node=2"], "arguments are required: script.py"),
+        (["--steps", "5", "a.py"], "--steps: two numbers, as 10:12 for the steps 10 and 11, not '5'; see dlearn run"),
+        (["--steps=5:5", "a.py"], "two numbers"),
+        (["--hang-after", "soon", "a.py"], "a number of seconds, 0 for never, not 'soon'"),
         (["--sources", "tcpstore", "x.py"], "no source 'tcpstore' is installed; there are: memory, tcp_store"),
         (["--live", "--hold", "--nproc-per-node=2", "a.py"], "--hold is for the ranks of one host (without --nnodes)"),
         (["--network", "2 apples", "--nproc-per-node=2", "a.py"], "dlearn run --network: "),
         (["--network", "1 Gbit/s", "a.py"], "is for ranks that torchrun starts: say --nproc-per-node, too"),
         (["--nproc-per-node=two", "a.py"], "torchrun: Unsupported nproc_per_node value: two; see torchrun --help."),
         (["torchrun", "--nproc-per-node=2", "a.py"], "there is no script torchrun. Drop the word torchrun: dlearn run"),
-        (["--frobnicate", "a.py"], "error: unrecognized arguments: --frobnicate"),
+        (["--frobnicate", "3", "a.py"], "dlearn: unrecognized arguments: --frobnicate; see dlearn run --help."),
+        (["--nproc-per-node=2", "missing.py"], "there is no script missing.py"),
         (["missing.py"], "there is no script missing.py"),
-        (["--trace", "old", "missing.py"], "old holds a trace already (a-1.jsonl); nothing is overwritten"),
-        (["--trace", "a.py/new", "missing.py"], "a.py/new cannot be made: Not a directory"),
+        (["--trace", "old", "a.py"], "old holds a trace already (a-1.jsonl); nothing is overwritten"),
+        (["--trace", "a.py/new", "a.py"], "a.py/new cannot be made: Not a directory"),
     ],
 )
 def test_a_run_that_is_refused_is_one_sentence_and_leaves_nothing(tmp_path, monkeypatch, capsys, arguments, told):
@@ -195,13 +199,25 @@ def test_a_run_that_is_refused_is_one_sentence_and_leaves_nothing(tmp_path, monk
     (tmp_path / "a.py").touch()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os, "environ", dict(os.environ))  # What it tells the script it would start.
-    with suppress(SystemExit):  # of torchrun's own parser
-        assert main(["run", *arguments]) == 2
-    *usage, sentence = capsys.readouterr().err.splitlines()
+    assert main(["run", *arguments]) == 2
+    [sentence] = capsys.readouterr().err.splitlines()
     assert told in sentence
-    assert usage in ([], ["usage: see dlearn run --help, and torchrun --help"])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.py", "old"]
     assert (tmp_path / "old" / "a-1.jsonl").read_text() == "precious"
+
+
+def test_help_needs_no_torch_and_has_a_line_for_each_option_of_ours(tmp_path):
+    text = "import sys; sys.modules['torch'] = None; from dlearn.cli import main; sys.exit(main(sys.argv[1:]))"
+    command, said = [sys.executable, "-c", text, "run"], []
+    for words in (["--help"], ["--nproc-per-node", "2", "x.py"]):
+        said.append(subprocess.run([*command, *words], capture_output=True, text=True, cwd=tmp_path, check=False))
+    ours = ("trace", "steps", "hang-after", "graph", "gather", "live", "hold", "sources", "network")
+    assert [name for name in ours if f"\n  --{name} " not in said[0].stdout] == []
+    assert said[0].stdout.splitlines()[-1].startswith("example: dlearn run ")
+    assert (said[1].returncode, said[1].stderr.partition(",")[0]) == (
+        1,
+        "dlearn: dlearn run --nproc-per-node needs torch",
+    )
 
 
 def test_a_second_run_into_the_folder_of_one_that_has_not_ended_is_refused(tmp_path, monkeypatch, capsys):
@@ -228,7 +244,8 @@ def test_some_steps_of_a_long_job(tmp_path):
     for step in range(8):
         optimizer.zero_grad()
         model(torch.ones(2, 3)).sum().backward()
-        optimizer.step()
+        with torch.profiler.record_function("optimizer"):
+            optimizer.step()
         another.step()
         if dist.get_rank() == 0:
             for peer in (1, 2) if step % 2 else (1, 2, 2):
@@ -242,7 +259,7 @@ def test_some_steps_of_a_long_job(tmp_path):
     assert done.returncode == 0, done.stderr
     trace = Trace.load(tmp_path / "t")
     assert trace.problems == ()
-    assert trace.spans == ("step 4", "step 5")
+    assert trace.spans == ("step 4", "optimizer", "step 5")
     # A step begins when the optimizer has made the one before: with the sends of that, then one bucket.
     for step, sends in ((4, 2), (5, 3)):
         matches = [match for match in trace.within(f"step {step}").matches if match.sender is not None]

@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.colors import to_rgba
 from matplotlib.text import Text
-from pictures import ddp_buckets, ddp_step, lanes, parts, texts, title
+from pictures import ddp_buckets, ddp_step, lanes, parts, texts, title, words
 from traces import Job, tensor
 
-from dlearn import analysis, draw, explain
+from dlearn import analysis, draw, explain, operations
 from dlearn.analysis import step_times
+from dlearn.errors import TraceError
 
 US = 1000
 MS = 1000 * US
@@ -41,7 +42,8 @@ def trained(folder, late_ms=100, steps=8, odd=6):
         at = step * 1000 * MS
         late = late_ms * MS if step == odd else 0
         for rank in range(2):
-            job.stretch(rank, "forward", at, at + 10 * MS)
+            layer = job.span(rank, "layer 1", of_profiler=True, start_ns=at, end_ns=at + 10 * MS)  # No step.
+            job.stretch(rank, "forward", at, at + 10 * MS, parent=layer)
             for index in range(2):
                 job.gradient(rank, f"p{index}", at_ns=at + (12 + 4 * index) * MS + late * rank * index)
         for index, size in enumerate((40, 60)):
@@ -68,8 +70,69 @@ def test_the_odd_step_is_named_with_the_rank_and_the_bucket_that_the_others_wait
     assert found.finding == title(draw.steps(trace)) == said
     assert f"{said}." in explain(trace).sentences
     assert [cell.waited_ns for cell in found.steps[6].cells.values()] == [100 * MS, 0]
-    alone = step_times(trace.between(5990, 6200))
-    assert alone.finding == "Training step 6 took 125 ms: rank 1 came late to bucket 1"
+    for alone in (trace.between(5990, 6200), trace.step(6)):
+        assert step_times(alone).finding == "Training step 6 took 125 ms: rank 1 came late to bucket 1"
+    # 40 + 60 B, which two ranks send as they are.
+    calls = "2 all_reduces of 100 B in all"
+    sends = f"In one training step (step 7: {calls}) every rank sends 100 B of payload, 200 B in all."
+    assert f"{sends} All 8 steps are alike." in explain(trace).sentences
+
+
+def test_a_step_keeps_its_operations_whole_and_one_that_differs_is_named(tmp_path):
+    """Between steps 2 and 3 the loss is averaged; in step 5, which never ends, rank 1 does not come to bucket 1."""
+    job = Job(tmp_path, ranks=2)
+    for step in range(6):
+        at, facts = step * 100 * MS, {"launcher": "reducer", "backward": step, "phase": "backward"}
+        for rank in range(2):
+            job.stretch(rank, "forward", at + rank, at + 10 * MS)
+        for index in range(2 if step else 3):
+            ranks = [0] if (step, index) == (5, 1) else [0, 1]
+            start, end = at + (20 + 10 * index) * MS, None if ranks == [0] else at + 60 * MS
+            job.collective("all_reduce", ranks=ranks, start_ns=start, end_ns=end, inputs=(tensor(40),), **facts)
+        for rank in range(2):
+            job.stretch(rank, "backward", at + 11 * MS, None if step == 5 else at + 70 * MS)
+            if step < 5:
+                job.stretch(rank, "optimizer", at + 71 * MS, at + 80 * MS)
+        if step == 2:
+            job.collective("all_reduce", size=4, start_ns=at + 90 * MS, end_ns=at + 91 * MS)
+    trace = job.load()
+    assert [len(operations(trace.step(step))) for step in range(6)] == [3, 2, 2, 2, 2, 2]
+    assert [one.missing for one in operations(trace.where(rank=0).step(5))] == [(), (1,)]
+    assert [end.rank for one in operations(trace.where(rank=1).step(3)) for end in one.ends] == [0, 1, 0, 1]
+    [told] = [each for each in explain(trace).sentences if "one training step" in each]
+    assert told.endswith("4 of 6 steps are alike; the first that differs is step 0. Outside of the steps: 1 operation.")
+    with pytest.raises(TraceError, match="there is no step 6; this trace has the steps 0 to 5"):
+        trace.step(6)
+
+
+def test_steps_by_spans_and_of_fsdp_by_its_first_optimizer(tmp_path):
+    job = Job(tmp_path / "spans", ranks=2)
+    for number in (7, 3):
+        job.message(0, 1, size=number, parent=job.span(0, f"iteration {number}"))
+    trace = job.load()
+    assert [operations(trace.step(number))[0].payload_bytes for number in (3, 7)] == [3, 7]
+    job = Job(tmp_path / "fsdp", ranks=2)
+    for at in range(0, 60, 20):
+        job.collective("all_gather", size=8, start_ns=at + 1, end_ns=at + 2, phase="forward")
+        for rank, optimizer in ((0, 0), (1, 0), (0, 1), (1, 1)):
+            job.stretch(rank, "optimizer", at + 10 + optimizer, at + 11 + optimizer, of=optimizer, site="a.py:1")
+    trace = job.load()
+    for step in range(3):
+        assert [one.start_ns for one in operations(trace.step(step))] == [20 * step + 1]
+    # From the first forward pass to 11, to 31 and to 51.
+    assert step_times(trace).lengths_ns == [10, 19, 19]
+    with pytest.raises(TraceError, match="has no steps: no training by DDP or FSDP, and no spans"):
+        Job(tmp_path / "none", ranks=1).load().step(0)
+
+
+@pytest.mark.parametrize(
+    ("late_ms", "why"), [(100, "6, in which ranks waited longest (100 ms for rank 1)"), (0, "13, the last")]
+)
+def test_of_a_long_run_the_timeline_draws_the_step_of_the_longest_wait_and_says_so(tmp_path, late_ms, why):
+    trace = trained(tmp_path, late_ms, steps=14)
+    ax, step = draw.timeline(trace), 6 if late_ms else 13
+    assert f"One of 14 steps is drawn: training step {why}. Another:" in words(ax)
+    assert title(ax) == title(draw.timeline(trace.step(step)))
 
 
 @given(st.lists(st.integers(1, 50), min_size=6, max_size=12), st.integers(0, 5))
@@ -216,7 +279,12 @@ def test_a_real_run_has_every_gradient_in_a_bucket_that_was_sent_and_done(record
 
 
 def test_the_picture_of_buckets_has_a_row_for_each_rank_below_each_bucket(tmp_path):
-    ax = draw.buckets(late_job(tmp_path))
+    job = Job(tmp_path, ranks=2)
+    ddp_buckets(job)
+    for rank, name in ((0, "b"), (0, "a"), (1, "b"), (1, "a")):  # Inside no_sync: nothing is sent.
+        job.gradient(rank, name, at_ns=5 * US, backward=0)
+    ddp_step(job, late=80, backward=1)
+    ax = draw.buckets(job.load())
     assert lanes(ax) == ["rank 0", "rank 1"] * 2
     sent = parts(ax, "transfer")
     assert len(sent) == 4

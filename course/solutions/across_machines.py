@@ -70,8 +70,8 @@ def members_are_not_asked(tensor, local):
 
 RIGHT = (through_leaders, half_by_half)
 WRONG = (
-    (flat_ring, "sends 14,400 B over the cable, where 9,600 B are enough"),
-    (everybody_crosses, "sends 19,200 B over the cable, where 9,600 B are enough"),
+    (flat_ring, "sends 14,400 B over the link, where 9,600 B are enough"),
+    (everybody_crosses, "sends 19,200 B over the link, where 9,600 B are enough"),
     (members_are_not_told, "rank 1 is up to"),
     (members_are_not_asked, "rank 0 is up to"),
 )

@@ -82,10 +82,10 @@ def every_rank_adds_the_bias(x, columns, rows, bias):
 
 RIGHT = (two_functions, by_hand)
 WRONG = (
-    (every_rank_adds_the_bias, "away from what one device computes"),
+    (every_rank_adds_the_bias, "away from the output of one device", "Which rank adds it"),
     (forgets_the_backward, "each rank sends 960 B instead of 1,920 B"),
     (forgets_the_forward, "each rank sends 960 B instead of 1,920 B"),
-    (sums_the_outputs_gradient, "away from what one device computes"),
+    (sums_the_outputs_gradient, "away from the gradient of x of one device", "passes gradients through"),
     (gathers_the_weights, "each rank sends 3,840 B instead of 1,920 B"),
     (sums_before_the_relu, "each rank sends 2,496 B instead of 1,920 B"),
 )

@@ -68,27 +68,29 @@ def gathers_all_at_once(*given):
     return gathers_once_and_keeps(*given, once_more=True)
 
 
-def all_reduces_gradients(shards, x, forward, backward):
-    def scattered_by_all_reduce(gradient):
-        dist.all_reduce(gradient)
-        return gradient.chunk(dist.get_world_size())[dist.get_rank()].clone() / dist.get_world_size()
-
-    return layer_by_layer(shards, x, forward, backward, scattered_by_all_reduce)
+def own(gradient):
+    return gradient.chunk(dist.get_world_size())[dist.get_rank()].clone()
 
 
-def takes_the_sum(shards, x, forward, backward):
-    return [each * dist.get_world_size() for each in layer_by_layer(shards, x, forward, backward)]
+def scattered_by_all_reduce(gradient):
+    dist.all_reduce(gradient)
+    return own(gradient) / dist.get_world_size()
 
 
-def last_layer_first(shards, x, forward, backward):
-    return list(reversed(layer_by_layer(shards, x, forward, backward)))
+def all_reduces_gradients(*given):
+    return layer_by_layer(*given, scattered_by_all_reduce)
 
 
-def never_scatters(shards, x, forward, backward):
-    def own(gradient):
-        return gradient.chunk(dist.get_world_size())[dist.get_rank()].clone()
+def takes_the_sum(*given):
+    return [each * dist.get_world_size() for each in layer_by_layer(*given)]
 
-    return layer_by_layer(shards, x, forward, backward, own)
+
+def last_layer_first(*given):
+    return list(reversed(layer_by_layer(*given)))
+
+
+def never_scatters(*given):
+    return layer_by_layer(*given, own)
 
 
 RIGHT = (layer_by_layer, next_one_ahead)

@@ -2,6 +2,7 @@
 
 import torch
 import torch.distributed as dist
+from gathered_layers import gathered, scattered
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 
@@ -25,31 +26,31 @@ def step(model, gradient, optimizer):
     optimizer.step()
 
 
-def flat(model, batches, loss, optimizer, factor=1, start=from_rank_0):
+def averaged(gradient):
+    dist.all_reduce(gradient)
+    return gradient / dist.get_world_size()
+
+
+def flat(model, batches, loss, optimizer, average=averaged, start=from_rank_0):
     start(model)
     for batch in batches:
-        gradient = flat_gradient(model, batch, loss)
-        dist.all_reduce(gradient)
-        step(model, factor * gradient / dist.get_world_size(), optimizer)
+        step(model, average(flat_gradient(model, batch, loss)), optimizer)
 
 
-def scattered_and_gathered(model, batches, loss, optimizer):
-    n = dist.get_world_size()
-    from_rank_0(model)
-    for batch in batches:
-        gradient = flat_gradient(model, batch, loss) / n
-        mine = torch.empty(len(gradient) // n, dtype=gradient.dtype)
-        dist.reduce_scatter_single(mine, gradient)
-        dist.all_gather_single(gradient, mine)
-        step(model, gradient, optimizer)
+def scattered_and_gathered(*given):
+    def average(gradient):
+        dist.all_gather_single(gradient, scattered(gradient))
+        return gradient
+
+    flat(*given, average)
 
 
-def sums(model, batches, loss, optimizer):
-    flat(model, batches, loss, optimizer, factor=dist.get_world_size())
+def sums(*given):
+    flat(*given, lambda gradient: averaged(gradient) * dist.get_world_size())
 
 
-def averages_twice(model, batches, loss, optimizer):
-    flat(model, batches, loss, optimizer, factor=1 / dist.get_world_size())
+def averages_twice(*given):
+    flat(*given, lambda gradient: averaged(gradient) / dist.get_world_size())
 
 
 def averages_parameters(model, batches, loss, optimizer):
@@ -57,9 +58,8 @@ def averages_parameters(model, batches, loss, optimizer):
     from_rank_0(model)
     for batch in batches:
         step(model, flat_gradient(model, batch, loss), optimizer)
-        weights = parameters_to_vector(model.parameters()).detach()
-        dist.all_reduce(weights)
-        vector_to_parameters(weights / dist.get_world_size(), model.parameters())
+        weights = averaged(parameters_to_vector(model.parameters()).detach())
+        vector_to_parameters(weights, model.parameters())
 
 
 def forgets_zero_grad(model, batches, loss, optimizer):
@@ -67,9 +67,7 @@ def forgets_zero_grad(model, batches, loss, optimizer):
     total = 0
     for batch in batches:
         total = total + flat_gradient(model, batch, loss)
-        gradient = total.clone()
-        dist.all_reduce(gradient)
-        step(model, gradient / dist.get_world_size(), optimizer)
+        step(model, averaged(total.clone()), optimizer)
 
 
 def begins_with_its_own(*given):
@@ -87,29 +85,31 @@ def one_call_a_parameter(model, batches, loss, optimizer):
         step(model, torch.cat([parameter.grad.flatten() for parameter in model.parameters()]) / n, optimizer)
 
 
-def gathers_all_gradients(model, batches, loss, optimizer):
-    n = dist.get_world_size()
-    from_rank_0(model)
-    for batch in batches:
-        gradient = flat_gradient(model, batch, loss)
-        everybodys = torch.empty(n * len(gradient), dtype=gradient.dtype)
-        dist.all_gather_single(everybodys, gradient)
-        step(model, everybodys.view(n, -1).mean(0), optimizer)
+def gathers_all_gradients(*given):
+    flat(*given, lambda gradient: gathered(gradient).view(-1, len(gradient)).mean(0))
 
 
-def sends_nothing(model, batches, loss, optimizer):
+def sends_nothing(*given):
+    flat(*given, lambda gradient: gradient, start=lambda model: None)
+
+
+def leaves_it_to_torch(model, batches, loss, optimizer):
+    ddp = torch.nn.parallel.DistributedDataParallel(model)
     for batch in batches:
-        step(model, flat_gradient(model, batch, loss), optimizer)
+        ddp.zero_grad()
+        loss(ddp, batch).backward()
+        optimizer.step()
 
 
 RIGHT = (flat, scattered_and_gathered)
 WRONG = (
     (averages_parameters, "away from what one device computes", "Each rank has taken a step of its own"),
     (forgets_zero_grad, "away from what one device computes", "that is there already"),
-    (sums, "away from what one device computes"),
-    (averages_twice, "away from what one device computes"),
+    (sums, "away from what one device computes", "Is the sum or the mean asked for? And is"),
+    (averages_twice, "away from what one device computes", "how often do you divide"),
     (begins_with_its_own, "are left with different parameters"),
     (one_call_a_parameter, "12 collective calls average the gradients of 3 steps"),
     (gathers_all_gradients, "each rank sends 10,944 B instead of 7,296 B"),
-    (sends_nothing, "there is no all_reduce or"),
+    (sends_nothing, "no rank has sent anything"),
+    (leaves_it_to_torch, "torch's own DistributedDataParallel averages"),
 )

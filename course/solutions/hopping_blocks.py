@@ -31,49 +31,38 @@ def block_by_block(q, k, v):
     return output / total
 
 
+def collected(block, more=0):
+    """Its own block, and what comes in each of n-1 hops, or more."""
+    blocks = [block]
+    for _ in range(dist.get_world_size() - 1 + more):
+        blocks.append(swapped(blocks[-1]))
+    return blocks
+
+
 def collected_first(q, k, v):
     """All blocks are kept; any order is right for a softmax."""
-    keys, values = [k], [v]
-    for _ in range(dist.get_world_size() - 1):
-        keys.append(swapped(keys[-1]))
-        values.append(swapped(values[-1]))
-    return attended(q, keys, values)
+    return attended(q, collected(k), collected(v))
 
 
 def sends_q_too(q, k, v):
-    blocks, keys, values = torch.stack([q, k, v]), [k], [v]
-    for _ in range(dist.get_world_size() - 1):
-        blocks = swapped(blocks)
-        keys.append(blocks[1])
-        values.append(blocks[2])
+    _, keys, values = zip(*collected(torch.stack([q, k, v])), strict=True)
     return attended(q, keys, values)
 
 
 def mean_of_softmaxes(q, k, v):
     """A softmax for each block by itself, without rescaling."""
-    n, output = dist.get_world_size(), torch.zeros_like(q)
-    for hop in range(n):
-        output += torch.softmax(q @ k.T / q.shape[1] ** 0.5, 1) @ v / n
-        if hop < n - 1:
-            k, v = swapped(k), swapped(v)
-    return output
+    blocks = zip(collected(k), collected(v), strict=True)
+    return torch.stack([attended(q, [keys], [values]) for keys, values in blocks]).mean(0)
 
 
 def n_hops(q, k, v):
-    keys, values = [k], [v]
-    for _ in range(dist.get_world_size()):
-        keys.append(swapped(keys[-1]))
-        values.append(swapped(values[-1]))
-    return attended(q, keys[1:], values[1:])
+    return attended(q, collected(k, more=1)[1:], collected(v, more=1)[1:])
 
 
 def passes_on_its_own(q, k, v):
     """Right on two ranks only."""
-    keys, values = [k], [v]
-    for _ in range(dist.get_world_size() - 1):
-        keys.append(swapped(k))
-        values.append(swapped(v))
-    return attended(q, keys, values)
+    hops = range(dist.get_world_size() - 1)
+    return attended(q, [k, *(swapped(k) for _ in hops)], [v, *(swapped(v) for _ in hops)])
 
 
 def without_the_root(q, k, v):
@@ -83,8 +72,8 @@ def without_the_root(q, k, v):
 RIGHT = (block_by_block, collected_first)
 WRONG = (
     (sends_q_too, "each rank sends 7,680 B instead of 5,120 B"),
-    (mean_of_softmaxes, "away from what one device computes"),
+    (mean_of_softmaxes, "away from what one device computes", "the mean of the blocks' own softmaxes"),
     (n_hops, "each rank sends 10,240 B instead of 5,120 B"),
     (passes_on_its_own, "stale data"),
-    (without_the_root, "away from what one device computes"),
+    (without_the_root, "away from what one device computes", "too large by one factor"),
 )

@@ -20,11 +20,12 @@ def exchange(values, places, length, *, type=torch.int64):
     return torch.zeros(length, dtype=values.dtype).index_add_(0, all_places.to(torch.int64), all_values)
 
 
-def with_feedback(state, bucket, size_of=torch.abs):
+def with_feedback(state, bucket, size_of=torch.abs, forgets=True):
     waiting = bucket.buffer() + state.get("waiting", 0)
     places = size_of(waiting).topk(state["k"]).indices
     values = waiting[places]
-    waiting[places] = 0
+    if forgets:
+        waiting[places] = 0
     state["waiting"] = waiting
     return done(exchange(values, places, len(waiting)) / dist.get_world_size())
 
@@ -57,10 +58,7 @@ def drops_the_rest(state, bucket):
 
 def keeps_what_it_has_sent(state, bucket):
     """The largest wait for ever, and are sent again and again."""
-    waiting = bucket.buffer() + state.get("waiting", 0)
-    places = waiting.abs().topk(state["k"]).indices
-    state["waiting"] = waiting
-    return done(exchange(waiting[places], places, len(waiting)) / dist.get_world_size())
+    return with_feedback(state, bucket, forgets=False)
 
 
 def takes_the_sum(state, bucket):

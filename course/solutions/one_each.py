@@ -30,9 +30,9 @@ def run(works, forward, backward, length, send=dist.isend):
             work.wait()
 
 
-def one_f_one_b(forward, backward, length, micro_batches):
-    rank, n = dist.get_rank(), dist.get_world_size()
-    run(schedule(micro_batches, min(n - rank - 1, micro_batches)), forward, backward, length)
+def one_f_one_b(forward, backward, length, micro_batches, more=0, send=dist.isend):
+    ahead = dist.get_world_size() - dist.get_rank() - 1 + more
+    run(schedule(micro_batches, min(ahead, micro_batches)), forward, backward, length, send)
 
 
 def both_at_once(forward, backward, length, micro_batches):
@@ -70,15 +70,13 @@ def one_at_a_time(forward, backward, length, micro_batches):
     run(schedule(micro_batches, 0), forward, backward, length)
 
 
-def one_too_many(forward, backward, length, micro_batches):
-    rank, n = dist.get_rank(), dist.get_world_size()
-    run(schedule(micro_batches, min(n - rank, micro_batches)), forward, backward, length)
+def one_too_many(*given):
+    one_f_one_b(*given, more=1)
 
 
-def two_sends_meet(forward, backward, length, micro_batches):
+def two_sends_meet(*given):
     """The right order with sends that wait: y one way and a gradient the other meet on the way."""
-    rank, n = dist.get_rank(), dist.get_world_size()
-    run(schedule(micro_batches, min(n - rank - 1, micro_batches)), forward, backward, length, dist.send)
+    one_f_one_b(*given, send=dist.send)
 
 
 def forgets_the_gradient(forward, backward, length, micro_batches):

@@ -78,7 +78,7 @@ def without_a_server(parameters, gradient_of, steps, rate):
 
 RIGHT = (one_after_the_other, all_at_once)
 WRONG = (
-    (takes_the_sum, "away from what one device computes"),
+    (takes_the_sum, "away from what one device computes", "Is the sum or the mean"),
     (never_steps, "stale data"),
     (step_after_each_gradient, "away from what one device computes"),
     (asks_twice, "rank 0 sends 76,800 B instead of 57,600 B"),

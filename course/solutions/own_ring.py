@@ -14,33 +14,34 @@ def swap(chunk, like, step):
     return came
 
 
-def reduce_scatter(chunks):
+def reduce_scatter(chunks, way=1):
+    """`way` is 1 to the right, -1 to the left."""
     rank, n = dist.get_rank(), dist.get_world_size()
     for step in range(n - 1):
-        get = chunks[(rank - step - 1) % n]
-        get += swap(chunks[(rank - step) % n], get, 1)
+        get = chunks[(rank - way * (step + 1)) % n]
+        get += swap(chunks[(rank - way * step) % n], get, way)
+
+
+def all_gather(chunks, way=1):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    for step in range(n - 1):
+        get = chunks[(rank - way * step) % n]
+        get.copy_(swap(chunks[(rank - way * (step - 1)) % n], get, way))
 
 
 def to_the_right(tensor):
-    rank, n = dist.get_rank(), dist.get_world_size()
-    chunks = tensor.chunk(n)
+    chunks = tensor.chunk(dist.get_world_size())
     reduce_scatter(chunks)
-    for step in range(n - 1):  # all-gather
-        get = chunks[(rank - step) % n]
-        get.copy_(swap(chunks[(rank + 1 - step) % n], get, 1))
+    all_gather(chunks)
 
 
 def to_the_left_and_filled_up(tensor):
     """Equal chunks of another length: the tensor is made longer first, as for a length that n does not divide."""
-    rank, n = dist.get_rank(), dist.get_world_size()
+    n = dist.get_world_size()
     longer = torch.cat([tensor, tensor.new_zeros(-len(tensor) % n)])
     chunks = longer.chunk(n)
-    for step in range(n - 1):
-        get = chunks[(rank + step + 1) % n]
-        get += swap(chunks[(rank + step) % n], get, -1)
-    for step in range(n - 1):
-        get = chunks[(rank + step) % n]
-        get.copy_(swap(chunks[(rank - 1 + step) % n], get, -1))
+    reduce_scatter(chunks, way=-1)
+    all_gather(chunks, way=-1)
     tensor.copy_(longer[: len(tensor)])
 
 
@@ -85,7 +86,23 @@ def gathers_one_too_late(tensor):
 
 
 def in_a_copy(tensor):
-    to_the_right(tensor.clone())
+    mine = tensor.clone()
+    to_the_right(mine)
+    return mine
+
+
+def in_float32(tensor):
+    mine = tensor.float()
+    to_the_right(mine)
+    tensor.copy_(mine)
+
+
+def half_way(tensor):
+    reduce_scatter(tensor.chunk(dist.get_world_size()))
+
+
+def leaves_it_to_torch(tensor):
+    dist.all_reduce(tensor)
 
 
 def all_receive_first(tensor):
@@ -103,5 +120,8 @@ WRONG = (
     (never_adds, "stale data"),
     (gathers_one_too_late, "stale data"),
     (in_a_copy, "away from the sum of all tensors", "where do you write?"),
+    (in_float32, "each rank sends 4,800 B instead of 9,600 B", "Of which dtype"),
+    (half_way, "rank", "After how many steps has a chunk met every rank"),
+    (leaves_it_to_torch, "there is no send", "move a tensor from one rank to one other"),
     (all_receive_first, "rank 0 and rank 1 wait for each other"),
 )

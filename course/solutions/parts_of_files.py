@@ -67,6 +67,6 @@ WRONG = (
     ((save_on_rank_0, load_from_one), "28,800 B are sent between ranks"),
     ((save, load_all_and_cut), "rank 0 of 2 reads 9,600 B of the files, and its part has 4,800 B"),
     ((save, load_whole_files), "rank 0 of 3 reads 4,800 B of the files, and its part has 3,200 B"),
-    ((save, load_one_file), "and not a tensor of shape (600,)"),
+    ((save, load_one_file), "and not a tensor of shape (600,)", "another one than the task names"),
     ((save, load_backwards), "away from what one device computes"),
 )

@@ -2,9 +2,10 @@
 
 import torch
 import torch.distributed as dist
+from own_ring import all_receive_first
 
 
-def round_the_ring(tensor, way=1, times=1):
+def round_the_ring(tensor, way=1, times=1, adds=True):
     rank, n = dist.get_rank(), dist.get_world_size()
     ahead, behind = (rank + way) % n, (rank - way) % n
     came = torch.empty_like(tensor)
@@ -14,7 +15,7 @@ def round_the_ring(tensor, way=1, times=1):
             dist.recv(tensor, behind)
         else:
             dist.recv(came, behind)
-            dist.send(came + tensor, ahead)
+            dist.send(came + tensor if adds else came, ahead)
 
 
 def to_the_left_in_place(tensor):
@@ -26,14 +27,6 @@ def to_the_left_in_place(tensor):
     dist.send(tensor, (rank - 1) % n)
     if not rank:
         dist.recv(tensor, 1)
-
-
-def all_receive_first(tensor):
-    rank, n = dist.get_rank(), dist.get_world_size()
-    came = torch.empty_like(tensor)
-    dist.recv(came, (rank - 1) % n)
-    tensor += came
-    dist.send(tensor, (rank + 1) % n)
 
 
 def twice_round(tensor):
@@ -53,12 +46,7 @@ def with_isend(tensor):
 
 
 def passes_on_without_adding(tensor):
-    rank, n = dist.get_rank(), dist.get_world_size()
-    if rank:
-        dist.recv(tensor, rank - 1)
-    dist.send(tensor, (rank + 1) % n)
-    if not rank:
-        dist.recv(tensor, n - 1)
+    round_the_ring(tensor, adds=False)
 
 
 def rank_0_adds_again(tensor):

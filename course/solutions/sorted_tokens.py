@@ -92,7 +92,7 @@ def only_its_own_expert(tokens, expert_of, expert):
 RIGHT = (by_all_to_all, by_sends)
 WRONG = (
     (pads_to_the_maximum, "tokens of 192 B go there and back"),
-    (another_order, "away from what one device computes"),
+    (another_order, "away from what one device computes", "in another order"),
     (to_every_expert, "tokens of 192 B go there and back"),
     (only_its_own_expert, "rank 0 sends 0 B to rank 1"),
 )

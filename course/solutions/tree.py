@@ -71,8 +71,8 @@ RIGHT = (highest_bit, lowest_bit)
 WRONG = (
     (star, "after round 3, and not after 2"),
     (chain, "after round 3, and not after 2"),
-    (root_is_always_0, "before it has received anything itself"),
+    (root_is_always_0, "before it has received anything itself", "if root is not 0"),
     (leaves_it_to_torch, "in broadcast, which is a collective", "move a tensor from one rank to one other"),
     (leaves_it_to_dlearn, "in broadcast, which is a collective"),
-    (twice, "which has the data already"),
+    (twice, "which has the data already", "get it once"),
 )

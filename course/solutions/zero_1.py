@@ -2,26 +2,17 @@
 
 import torch
 import torch.distributed as dist
+from gathered_layers import scattered, scattered_by_all_reduce
 
 
-def scattered(gradient):
-    n = dist.get_world_size()
-    mine = torch.empty(len(gradient) // n, dtype=gradient.dtype)
-    dist.reduce_scatter_single(mine, gradient / n)
-    return mine
-
-
-def gathered(parameters, mine):
-    dist.all_gather_single(parameters, mine)
-
-
-def zero_1(parameters, gradient_of, steps, rate, momentum, scatter=scattered, gather=gathered):
+def zero_1(parameters, gradient_of, steps, rate, momentum, scatter=scattered, gathers=True):
     mine = parameters.chunk(dist.get_world_size())[dist.get_rank()]
     state = torch.zeros_like(mine)
     for step in range(steps):
         state.mul_(momentum).add_(scatter(gradient_of(parameters, step)))
         mine -= rate * state
-        gather(parameters, mine.clone())
+        if gathers:
+            dist.all_gather_single(parameters, mine.clone())
     return state
 
 
@@ -38,10 +29,6 @@ def with_lists(parameters, gradient_of, steps, rate, momentum):
 
 
 def all_reduces_and_gathers(*given):
-    def scattered_by_all_reduce(gradient):
-        dist.all_reduce(gradient)
-        return gradient.chunk(dist.get_world_size())[dist.get_rank()] / dist.get_world_size()
-
     return zero_1(*given, scatter=scattered_by_all_reduce)
 
 
@@ -62,18 +49,18 @@ def takes_the_sum(parameters, gradient_of, steps, rate, momentum):
 
 
 def never_gathers(*given):
-    return zero_1(*given, gather=lambda parameters, mine: None)
+    return zero_1(*given, gathers=False)
 
 
-def returns_nothing(parameters, gradient_of, steps, rate, momentum):
-    zero_1(parameters, gradient_of, steps, rate, momentum)
+def returns_nothing(*given):
+    zero_1(*given)
 
 
 RIGHT = (zero_1, with_lists)
 WRONG = (
     (all_reduces_and_gathers, "each rank sends 43,200 B instead of 28,800 B"),
     (keeps_all_of_it, "rank 0 keeps 9,600 B of momentum instead of 4,800 B"),
-    (takes_the_sum, "away from what one device computes"),
+    (takes_the_sum, "away from what one device computes", "Is the sum or the mean"),
     (never_gathers, "each rank sends 14,400 B instead of 28,800 B"),
     (returns_nothing, "rank 0 returns no tensor"),
 )

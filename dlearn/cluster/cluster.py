@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import inspect
 import reprlib
-import sys
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, NoReturn
+from textwrap import shorten
+from typing import Any, Literal
 
 import cloudpickle
 
@@ -19,7 +19,7 @@ from dlearn.cluster.faults import rank_error
 from dlearn.cluster.output import OutputStreams
 from dlearn.cluster.paused_run import PausedRun
 from dlearn.cluster.payload import environment_here, pack
-from dlearn.cluster.rank_pool import Died, Ended, Outcome, RankPool
+from dlearn.cluster.rank_pool import DEFAULT_SECONDS, Died, Ended, Outcome, RankPool
 from dlearn.cluster.rank_process import RankProcess
 from dlearn.cluster.rank_protocol import Call, HostPosition
 from dlearn.cluster.run import Run, keep_folder, new_folder
@@ -34,6 +34,7 @@ from dlearn.network.link import Link
 from dlearn.network.live import LiveNetwork
 from dlearn.network.namespace import DEVICE, NotPermitted
 from dlearn.network.plan import Network
+from dlearn.notices import notice
 
 Function = Callable[..., Any]
 
@@ -119,22 +120,21 @@ class Cluster:
 
     def run(
         self, function: Function | Mapping[Name, Function], *args: Any,
-        timeout: float | None = 300.0, check: bool = True, **unknown: NoReturn,
+        timeout: float | None = DEFAULT_SECONDS, check: bool = True, **kwargs: Any,
     ) -> Run:  # fmt: skip
-        """Call `function(*args)` on every rank; a dict gives each name its own, and a name without one serves.
+        """Call `function(*args, **kwargs)` on every rank; a name that a dict leaves out serves.
 
-        Returns when all are done. Raises RankError if a rank fails, or if they are not done after `timeout` seconds
-        (None waits for ever); with `check=False` the error stands in `run.error` instead.
+        Returns when all are done. Raises RankError if a rank fails, or if they are not done after
+        `timeout` seconds: 300, if you give none (None waits for ever). With `check=False` the error
+        stands in `run.error` instead. TypeError if a function does not take these arguments.
 
         With `hold` it returns at once, a `PausedRun` that has no timeout and whose `join()` raises what this would.
         """
-        for name in unknown:
-            hint = f"give run() a functools.partial(function, {name}=...)"
-            raise TypeError(f"run() has no option {name!r}. If it is the function's, {hint}.")
         if timeout is not None and not (isinstance(timeout, int | float) and 0 < timeout < float("inf")):
             raise SetupError(f"timeout is a number of seconds above 0, or None to wait for ever, not {timeout!r}.")
+        given = {"timeout": timeout is not DEFAULT_SECONDS, "check": not check}
         functions = self._functions(function)
-        payload = pack(functions, args)
+        payload = pack([each and _bind(each, args, kwargs, given) for each in functions], args)
         if self._inside_with and (paused := self._paused_run()) is not None and paused.under_way:
             raise SetupError("a held run of these ranks is under way: free() and join() it, or end() it, first.")
         run = Run(new_folder(), self.record is not None)
@@ -233,7 +233,7 @@ class Cluster:
         if self._pool is not None and self._pool.alive:
             return self._pool
         if self._pool is not None:
-            print("dlearn: the ranks had ended, and start afresh; the state that they kept is gone.", file=sys.stderr)
+            notice("the ranks had ended, and start afresh; the state that they kept is gone.")
             self._pool.kill()
             self._pool = None
         pool = RankPool([*map(rank_text, self.names)], self._start_ranks())
@@ -286,6 +286,27 @@ def _sync(function: Function) -> Function:
     return function
 
 
+def _bind(function: Function, args: Any, kwargs: dict[str, Any], own: dict[str, bool]) -> Function:
+    """Bind `kwargs`; raise TypeError if it takes others, or may want an option of run()'s `own`."""
+    name = getattr(getattr(function, "func", function), "__name__", type(function).__name__)
+    try:
+        # Not of what a decorator wraps, which may add arguments of its own.
+        signature = inspect.signature(function, follow_wrapped=False)
+    except ValueError:  # It is written in C, and does not say.
+        return partial(function, **kwargs)
+    try:
+        taken = signature.bind_partial(*args, **kwargs).arguments
+        for option in {*signature.parameters}.difference(taken, getattr(function, "keywords", ())):
+            if own.get(option):
+                hint = f"functools.partial({name}, {option}=...) gives the function its own"
+                raise TypeError(f"{option}= is an option of run(), too; {hint}")
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        call = f"{name}{shorten(str(signature), 200)}"
+        raise TypeError(f"{call}: {error}. (run() itself takes timeout= and check=.)") from None
+    return partial(function, **kwargs) if kwargs else function
+
+
 def _names(ranks: int | Sequence[str] | None) -> tuple[Name, ...]:
     if isinstance(ranks, int) and not isinstance(ranks, bool):
         if not 1 <= ranks <= MOST_RANKS:
@@ -314,7 +335,7 @@ def _note_end(run: Run, rank: int, end: Exit | Stopped | Switched | None) -> Non
             note_end(path, end)
     except OSError as error:  # A full disk costs this line, and not the results of the others.
         what = "sent over its network" if isinstance(end, Switched) else "ended"
-        print(f"dlearn: the trace does not say how rank {rank} {what}: {error.strerror}", file=sys.stderr)
+        notice(f"the trace does not say how rank {rank} {what}: {error.strerror}")
 
 
 def _end(outcome: Outcome) -> Exit | Stopped | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import multiprocessing as mp
 import secrets
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -30,6 +29,7 @@ from dlearn.cluster.rank_protocol import LOOPBACK, Call, HostPosition
 from dlearn.cluster.this_host import kernel_id
 from dlearn.errors import SetupError, optional
 from dlearn.events.agent_log import widen
+from dlearn.notices import notice
 
 PAUSE_SECONDS = 0.1
 INTRODUCE = "__import__('dlearn.cluster.hosted_rank', fromlist=['']).introduction()"
@@ -166,7 +166,7 @@ class EngineRank(RankProcess):
             trouble = str(error)
         if trouble or files is None:
             what = f"what was recorded in {scratch} on {self._engine.host} is not here"
-            print(f"dlearn: {what}: {trouble or self.lost}", file=sys.stderr)
+            notice(f"{what}: {trouble or self.lost}")
 
     def close(self) -> None:
         self.collect()

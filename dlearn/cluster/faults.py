@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from dlearn.cluster.answers import Raised, Returned
 from dlearn.cluster.payload import notebook_cells
-from dlearn.cluster.rank_pool import Died, Ended, Outcome
+from dlearn.cluster.rank_pool import DEFAULT_SECONDS, Died, Ended, Outcome
 from dlearn.diagnosis.hang_detection import Hang, exit_text, hangs, pace
 from dlearn.diagnosis.hang_report import pace_text, report, whereabouts
 from dlearn.diagnosis.meeting_report import meeting_report
@@ -153,7 +153,9 @@ def _hang(
         sentences += [sentence for _, sentence in meeting_report(trace, hung, notes)]
     if sentences:
         reason = ". ".join(sentences)
+        slow = f" Or {hint}" if timeout is DEFAULT_SECONDS else ""
         hint = "run(..., check=False) returns what was recorded; draw.timeline(its .trace) draws the hang."
+        hint += slow
     elif trace is not None and (went := pace(trace)) is not None and went.slow:
         reason = pace_text(went)
     else:
@@ -163,7 +165,8 @@ def _hang(
         idle = ", inside no recorded call" if trace is not None else ""
         where = "; ".join(f"{rank_text(names[index])} {note}" for index, note in notes.items())
         reason = f"{', '.join(late)} {are} still at work{idle}" + (f" ({where})" if where else "")
-    return RankError(rank=None, what=f"not done after {timeout:g} s: {reason}.", hint=hint, run=run)
+    limit = f"{timeout:g} s, the default limit" if timeout is DEFAULT_SECONDS else f"{timeout:g} s"
+    return RankError(rank=None, what=f"not done after {limit}: {reason}.", hint=hint, run=run)
 
 
 def _note(outcome: Outcome) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from dlearn.events.agent_log import PIPE_BYTES, Filter
+from dlearn.notices import notice
 
 MOST_BYTES = 32 << 20  # Kept of each rank: an endless print must not take all memory.
 LONGEST_LINE = 1 << 20
@@ -126,8 +127,7 @@ class OutputStreams:
             rank.finish()
             lost += rank.lost
         for reason, lines in lost.items():
-            what = f"{lines:,} lines of the RPC agents' logs could not be written: {reason}"
-            print(f"dlearn: {what}", file=sys.stderr)
+            notice(f"{lines:,} lines of the RPC agents' logs could not be written: {reason}")
         self.show()
 
 

@@ -23,6 +23,7 @@ from typing import Any
 import cloudpickle
 
 from dlearn.errors import SetupError
+from dlearn.notices import notice
 
 LARGE_BYTES = 20 << 20
 
@@ -47,10 +48,9 @@ def pack(functions: Sequence[Callable[..., Any] | None], args: tuple[Any, ...]) 
             " Make what cannot travel (files, locks, generators, sockets) inside the function."
         ) from error
     if len(data) > LARGE_BYTES:
-        print(
-            f"dlearn: sending {len(data) / 1e6:.0f} MB to each of {len(functions)} ranks; large data is better"
-            " loaded inside the function.",
-            file=sys.stderr,
+        notice(
+            f"sending {len(data) / 1e6:.0f} MB to each of {len(functions)} ranks;"
+            " large data is better loaded inside the function."
         )
     return data
 

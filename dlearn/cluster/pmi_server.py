@@ -11,7 +11,6 @@ import os
 import secrets
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -23,6 +22,7 @@ from typing import Any
 from dlearn.cluster import warm_pool
 from dlearn.cluster.rank_process import RankGroup, RankProcess
 from dlearn.cluster.this_host import cores
+from dlearn.notices import notice
 
 LINE_BYTES = 4096
 _SHARED = Path("/dev/shm")
@@ -128,8 +128,7 @@ def memory_name(job: str) -> str:
 def _warn_of_cores(ranks: int) -> None:
     """Say once that more ranks than cores are slow here for another reason than elsewhere."""
     if ranks > cores():
-        print(
-            f"dlearn: {ranks} MPI ranks on {cores()} cores. MPICH waits by asking again and again:"
-            " inside calls of mpi4py a rank that waits takes time from those that work.",
-            file=sys.stderr,
+        notice(
+            f"{ranks} MPI ranks on {cores()} cores. MPICH waits by asking again and again:"
+            " inside calls of mpi4py a rank that waits takes time from those that work."
         )

@@ -23,7 +23,9 @@ from dlearn.cluster.rank_protocol import FINISH, Call
 from dlearn.errors import SetupError
 from dlearn.events.agent_log import LOOK_SECONDS, PAUSE_SECONDS, SUFFIX
 from dlearn.live.live_rows import LiveDisplay, LiveRows
+from dlearn.notices import notice
 
+DEFAULT_SECONDS = 300.0  # For one run. It is known by identity: a caller's own 300 is another.
 GRACE_SECONDS = 0.5  # After one rank has failed: for the others to notice; more if they starve.
 MOST_GRACE_SECONDS = 5.0
 CLOSE_SECONDS = 5.0
@@ -129,12 +131,18 @@ class RankPool:
         self._sender.start()
         outcomes: list[Outcome | None] = [None] * len(self.ranks)
         rows = LiveRows(Path(calls[0].folder, "trace"), self.tags)
+        half_over = time.monotonic() + DEFAULT_SECONDS / 2
         for _ in self._rounds(outcomes, streams, timeout):
             self._refuse_other_users(calls[0], now=False)
             if streams.lines:
                 display.step_aside()
                 streams.show()
             running = outcomes.count(None)
+            if timeout is DEFAULT_SECONDS and time.monotonic() > half_over:
+                half_over = float("inf")
+                display.step_aside()
+                limit = f"{timeout:g} s, the default limit"
+                notice(f"this run has used half of its {limit}; run(..., timeout=) sets another.")
             if not calls[0].gate:
                 display.update(f"dlearn: {running} of {len(outcomes)} ranks at work", rows)
             if running and any(output.log for output in streams.ranks):

@@ -43,9 +43,13 @@ def _token_sum(tried: Attempt) -> None:
 
 
 def _assert_sum(tried: Attempt, results: Mapping[int, Any], *, items: int) -> None:
-    tensors = [numbers(items, tried.seed, rank) for rank in range(tried.ranks)]
-    words: Any = {"called": "the sum of all tensors", "mistakes": {"in_place": tensors.__getitem__}}
-    assert_one_device(results, torch.stack(tensors).sum(0), ranks=tried.ranks, **words)
+    tensors = torch.stack([numbers(items, tried.seed, rank) for rank in range(tried.ranks)])
+    words: Any = {"called": "the sum of all tensors", "ranks": tried.ranks}
+    words["mistakes"] = {
+        "in_place": tensors.__getitem__,
+        "own_machine": lambda rank: tensors[rank // LOCAL * LOCAL :][:LOCAL].sum(0),
+    }
+    assert_one_device(results, tensors.sum(0), **words)
 
 
 _once_round = sends(lambda tried: _token_length(tried.seed) * 8)
@@ -89,7 +93,9 @@ def _tree_rounds(tried: Attempt) -> None:
 
 
 def _tree_result(tried: Attempt) -> None:
-    assert_one_device(tried.results, numbers(ITEMS, tried.seed, _root(tried.ranks, tried.seed)), tolerance=0)
+    expected = numbers(ITEMS, tried.seed, _root(tried.ranks, tried.seed))
+    begun = {"in_place": lambda rank: numbers(ITEMS, tried.seed, rank)}
+    assert_one_device(tried.results, expected, tolerance=0, mistakes=begun)
 
 
 _TREE = {"sends": only_sends, "rounds": _tree_rounds, "result": _tree_result}
@@ -114,7 +120,7 @@ def _link_traffic(tried: Attempt) -> None:
                 over += size
         if over > ITEMS * 8:
             enough = f"where {ITEMS * 8:,} B are enough: the size of the tensor"
-            raise TrafficError(f"machine {machine} sends {over:,} B over the cable, {enough}\n\n{sent}")
+            raise TrafficError(f"machine {machine} sends {over:,} B over the link, {enough}\n\n{sent}")
 
 
 _HIERARCHICAL = {"traffic": _link_traffic, "result": _every_sum}

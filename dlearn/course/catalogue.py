@@ -1,6 +1,7 @@
 """All exercises, by the name that `lessons.check` takes, and the check."""
 
 import zlib
+from collections import Counter
 
 from dlearn.course.by_sends import HIERARCHICAL, RING, TOKEN, TREE
 from dlearn.course.diagnosis import FIVE_HANGS
@@ -19,15 +20,27 @@ EXERCISES = {each.id: each for each in _ALL}
 def check(id: str, submission: object, *, student: str = "", seconds: float = SECONDS) -> Grade:
     """Run a submission on each number of ranks that its exercise names, and grade it by result and traffic.
 
-    `student` chooses the random data, so that students cannot share an answer. Grading ends at the first criterion
-    that fails. The grade says what went wrong, also where the submission hangs or raises.
+    `student` chooses the random data, so that students cannot share an answer. Grading ends at the
+    first number of ranks that fails. The grade says what is right and what went wrong, also where the
+    submission hangs or raises; the hint is another one when the same is found again.
     """
     exercise = find(id)
+    seed = zlib.crc32(student.encode())
     for count, ranks in enumerate(exercise.ranks, 1):
-        failed = first_failure(exercise, submission, ranks=ranks, seed=zlib.crc32(student.encode()), seconds=seconds)
+        failed = first_failure(exercise, submission, ranks=ranks, seed=seed, seconds=seconds)
         if failed is not None:
-            return Grade(id, False, exercise.ranks[:count], *failed)
+            before = _failures[id, student, failed.key]
+            _failures[id, student, failed.key] += 1
+            hints = tuple(exercise.hints[failed.key].splitlines())
+            phrases = exercise.holds
+            right = "; ".join(phrases[name] for name in failed.holds if name in phrases)
+            tried = exercise.ranks[:count] if failed.key != "call" else ()
+            return Grade(id, False, tried, failed.finding, hints, right, before > 0)
     return Grade(id, passed=True, tried=exercise.ranks)
+
+
+_failures: Counter[tuple[str, str, str]] = Counter()
+"""How often this process has found the same: (exercise, student, finding) -> times."""
 
 
 def find(id: str) -> Exercise:

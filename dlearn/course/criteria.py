@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
 import torch
 
-from dlearn.analysis import assert_fresh, assert_traffic
+from dlearn.analysis import assert_fresh, assert_traffic, traffic
 from dlearn.analysis.checks.grading import Pattern
-from dlearn.course.exercise import Attempt, Criterion, ResultError
+from dlearn.course.exercise import Attempt, Criterion, KnownTraffic, ResultError
 from dlearn.errors import TrafficError
+from dlearn.events.event import PointToPoint
 from dlearn.join.message_evidence import messages
 from dlearn.trace import Trace
 
@@ -34,9 +36,32 @@ def sends(
     """Return the criterion that each rank sends these bytes in calls of `op`, to the ranks of `pattern`."""
 
     def criterion(tried: Attempt) -> None:
-        assert_traffic(tried.trace, op=op, bytes_per_rank=bytes_of(tried), pattern=pattern)
+        wanted = bytes_of(tried)
+        try:
+            assert_traffic(tried.trace, op=op, bytes_per_rank=wanted, pattern=pattern)
+        except TrafficError as error:
+            in_all = sum(wanted.values()) if isinstance(wanted, Mapping) else wanted * tried.ranks
+            raise KnownTraffic(str(error), _known(tried, op, pattern, in_all)) from None
 
     return criterion
+
+
+def _known(
+    tried: Attempt, op: str | tuple[str, ...], pattern: Pattern | None, wanted: float
+) -> str:  # fmt: skip
+    """Return the key of the mistake that wrong traffic shows."""
+    found = {each.op for each in messages(tried.trace)}
+    if found.isdisjoint((op,) if isinstance(op, str) else op):
+        return "sends" if op == "send" else "other_collectives"
+    sent = {pair: size for pair, size in traffic(tried.trace).payload_bytes.items() if size}
+    if op == "send":
+        if pattern == "ring" and tried.ranks > 2 and set.intersection(*map(set, sent)):
+            return "star"
+        tensors = chain.from_iterable(event.tensors for event in tried.trace.of(PointToPoint))
+        if any(each.dtype != "float64" for each in tensors):
+            return "dtype"
+    total = sum(sent.values())
+    return "too_much" if total > wanted else "too_little" if total < wanted else ""
 
 
 def averages(times: int, items: int) -> Criterion:
@@ -53,7 +78,8 @@ def only_sends(tried: Attempt) -> None:
     """Raise TrafficError if a collective carried data."""
     for each in messages(tried.trace):
         if each.op != "send":
-            raise TrafficError(f"rank {each.src} sends data to rank {each.dst} in {each.op}, which is a collective")
+            pair = f"rank {each.src} sends data to rank {each.dst}"
+            raise TrafficError(f"{pair} in {each.op}, which is a collective")
 
 
 Mistakes = Mapping[str, Callable[[int], torch.Tensor]]  # Finding -> wrong result of a rank.
@@ -72,7 +98,9 @@ def assert_one_device(
     for rank, found in sorted(results.items()):
         if not isinstance(found, torch.Tensor) or found.shape != expected.shape:
             what = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
-            raise ResultError(f"rank {rank} has {what}, and not a tensor of shape {tuple(expected.shape)}")
+            key = "shape" if isinstance(found, torch.Tensor) else "no_tensor"
+            shape = f"a tensor of shape {tuple(expected.shape)}"
+            raise ResultError(f"rank {rank} has {what}, and not {shape}", key)
         apart = (found - expected).abs().max().item()
         if math.isnan(apart) or apart > tolerance:
             times, factor = _factor(found, expected, ranks or len(results))
@@ -103,10 +131,11 @@ def assert_rounds(trace: Trace, *, root: int, most: int) -> None:
     round_of = {root: 0}
     sent: dict[int, int] = defaultdict(int)
     for each in sorted(messages(trace), key=lambda message: message.sent_ns or 0):
+        pair = f"rank {each.src} sends to rank {each.dst}"
         if each.src not in round_of:
-            raise TrafficError(f"rank {each.src} sends to rank {each.dst} before it has received anything itself")
+            raise KnownTraffic(f"{pair} before it has received anything itself", "too_early")
         if each.src == each.dst or each.dst in round_of:
-            raise TrafficError(f"rank {each.src} sends to rank {each.dst}, which has the data already")
+            raise KnownTraffic(f"{pair}, which has the data already", "twice")
         sent[each.src] = max(sent[each.src], round_of[each.src]) + 1
         round_of[each.dst] = sent[each.src]
     last = max(round_of, key=lambda rank: round_of[rank])

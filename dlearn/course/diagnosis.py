@@ -13,10 +13,13 @@ import torch.distributed as dist
 from dlearn.analysis import hangs
 from dlearn.cluster import Cluster
 from dlearn.course.exercise import Exercise
+from dlearn.errors import DlearnError
 from dlearn.events.event import Collective, PointToPoint
 from dlearn.trace import Trace
 
-RANKS, SECONDS = 3, 1.5
+RANKS = 3
+SECONDS = (1.5, 3, 6, 12, 24, 48)
+"""How long a job is recorded: the next where a rank, on a busy machine, had not come to its end."""
 
 Wait = tuple[int, int, str]  # Who waits, for whom, the call: (0, 2, "all_reduce").
 
@@ -60,7 +63,19 @@ JOBS: tuple[Callable[[int, int], None], ...] = (left_out, never_sent, another_ta
 def _recorded(seed: int) -> tuple[Trace, ...]:
     one = seed % RANKS
     other = (one + 1 + seed // RANKS % (RANKS - 1)) % RANKS
-    return tuple(Cluster(RANKS).run(job, one, other, timeout=SECONDS, check=False).trace for job in JOBS)
+    return tuple(_until_stuck(job, one, other) for job in JOBS)
+
+
+def _until_stuck(job: Callable[[int, int], None], one: int, other: int) -> Trace:
+    """Record a job until each rank waits or has returned. DlearnError if that never comes."""
+    for seconds in SECONDS:
+        trace = Cluster(RANKS).run(job, one, other, timeout=seconds, check=False).trace
+        done = {rank for hang in hangs(trace) for rank in hang.waiting}
+        beats = {process.rank: process.heartbeat for process in trace.processes}
+        done |= {rank for rank, beat in beats.items() if beat is not None and beat.ended}
+        if done == set(range(RANKS)):
+            return trace
+    raise DlearnError(f"{job.__name__} does not hang within {SECONDS[-1]} s here; try again later")
 
 
 def five_hangs(student: str = "") -> tuple[Trace, ...]:
@@ -79,17 +94,17 @@ def waits(trace: Trace) -> set[Wait]:
 
 
 def judge(answers: Any, seed: int) -> tuple[str, str] | None:
-    """Return the finding and the hint of the first wrong answer, or None."""
+    """Return the finding and its key in tasks.toml, of the first wrong answer, or None."""
     wanted = 'five answers, each (who, for whom, call), as in (0, 2, "all_reduce")'
     if not isinstance(answers, list | tuple) or len(answers) != len(JOBS):
-        return f"there are not {wanted}", "One answer for each trace of `five_hangs(student)`, in their order."
+        return f"there are not {wanted}", "form"
     for number, (answer, trace) in enumerate(zip(answers, _recorded(seed), strict=True), start=1):
         if not isinstance(answer, list | tuple) or len(answer) != 3:
-            return f"job {number}: {answer!r} is not (who, for whom, call)", f"Give {wanted}."
+            return f"job {number}: {answer!r} is not (who, for whom, call)", "form"
         problem = _problem(tuple(answer), waits(trace))
         if problem:
-            finding, hint = problem
-            return f"job {number}: {finding}", hint
+            finding, key = problem
+            return f"job {number}: {finding}", key
     return None
 
 
@@ -98,11 +113,10 @@ def _problem(answer: Wait, right: set[Wait]) -> tuple[str, str] | None:
     if answer in right:
         return None
     if who not in {each[0] for each in right}:
-        return f"rank {who} does not wait", "Which call was begun and has not ended? Draw the timeline of this trace."
+        return f"rank {who} does not wait", "awake"
     if call not in {each[2] for each in right if each[0] == who}:
-        return f"rank {who} does not wait in {call}", "What is the last call of that rank, the one without an end?"
-    hint = "Which rank has to take part in that call, and has not begun it?"
-    return f"rank {who} waits in {call}, and not for rank {whom}", hint
+        return f"rank {who} does not wait in {call}", "call"
+    return f"rank {who} waits in {call}, and not for rank {whom}", "whom"
 
 
 FIVE_HANGS = Exercise("five_hangs", drive=None, criteria={}, ranks=(RANKS,), judge=judge)

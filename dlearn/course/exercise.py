@@ -1,4 +1,4 @@
-"""An exercise, an attempt at it on real ranks, and its grade: one finding, one hint, never the solution."""
+"""An exercise, an attempt at it on real ranks, and its grade: what is right, a finding, a hint."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import tomllib
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from typing import Any
 
@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 
 from dlearn.cluster import Cluster
-from dlearn.errors import DlearnError, RankError
+from dlearn.errors import DlearnError, RankError, TrafficError
+from dlearn.join.message_evidence import messages
 from dlearn.recorder import span
 from dlearn.shown import Shown
 from dlearn.trace import Trace
@@ -32,6 +33,10 @@ class ResultError(DlearnError, AssertionError):
     def __init__(self, text: str, finding: str = "") -> None:
         super().__init__(text)
         self.finding = finding
+
+
+class KnownTraffic(ResultError, TrafficError):
+    """Wrong traffic, and the known mistake's key in tasks.toml."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +81,9 @@ class Exercise:
     """Name of the hint in tasks.toml -> criterion."""
     ranks: tuple[int, ...] = (2, 3, 4)
     judge: Callable[[Any, int], tuple[str, str] | None] | None = None
-    """Replaces a run where answers are no code: (answers, seed) -> finding and hint, or None."""
+    """Replaces a run where answers are no code: (answers, seed) -> finding and its key, or None."""
+    silent: bool = False
+    """Whether a right submission sends nothing."""
 
     @property
     def asks(self) -> str:
@@ -85,57 +92,98 @@ class Exercise:
 
     @property
     def hints(self) -> dict[str, str]:
-        """Return the hint for each criterion that can fail."""
-        return dict(_tasks()[self.id].get("hints", {}))
+        """Return two lines for each finding: its own, else the general ones."""
+        tasks = _tasks()
+        return {**tasks["findings"], **tasks[self.id]}
+
+    @property
+    def holds(self) -> dict[str, str]:
+        """Return what to say where a criterion holds: its own words, else the general ones."""
+        tasks = _tasks()
+        return {**tasks["holds"], **tasks[self.id].get("holds", {})}
 
 
 def _tasks() -> dict[str, Any]:
     return tomllib.loads(TASKS.read_text(encoding="utf-8"))
 
 
+@dataclass(frozen=True)
+class Failure:
+    """The first criterion that fails, or the mistake recognised, and which criteria hold."""
+
+    key: str
+    finding: str
+    holds: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, repr=False)
 class Grade(Shown):
-    """The outcome of `check`: passed, or on how many ranks it failed, why, and one hint."""
+    """The outcome of `check`: passed, or where it failed, what is right, what not, and a hint."""
 
     exercise: str
     passed: bool
     tried: tuple[int, ...]
     finding: str = ""
-    hint: str = ""
+    hints: tuple[str, ...] = ()
+    """The first, and one for the next time that the same is found."""
+    right: str = ""
+    again: bool = False
+
+    @property
+    def hint(self) -> str:
+        """Return the second hint if the same was found before, else the first."""
+        return self.hints[-1 if self.again else 0] if self.hints else ""
 
     def paragraphs(self) -> Iterator[str]:
+        ranks = ", ".join(map(str, self.tried))
         if self.passed:
-            ranks = ", ".join(map(str, self.tried))
             yield f"{self.exercise}: passed, by its result and by what crossed the wire, on {ranks} ranks"
             return
-        yield f"{self.exercise}: not yet. On {self.tried[-1]} ranks:"
+        before, _, last = ranks.rpartition(", ")
+        passed = f" Passed on {before} ranks." if before else ""
+        failed = f" On {last} ranks:" if last else ""
+        yield f"{self.exercise}: not yet.{passed}{failed}"
+        if self.right:
+            yield f"Right: {self.right}."
         yield self.finding
         yield f"Hint: {self.hint}"
 
 
 def first_failure(
     exercise: Exercise, submission: Any, *, ranks: int, seed: int, seconds: float = SECONDS
-) -> tuple[str, str] | None:
-    """Return the finding and the hint of the first criterion that fails on so many ranks, or None."""
+) -> Failure | None:
+    """Return what is wrong on so many ranks, and what is right there; None if all criteria hold."""
     if exercise.judge is not None:
-        return exercise.judge(submission, seed)
+        judged = exercise.judge(submission, seed)
+        return judged and Failure(judged[1], judged[0])
     if problem := _wrong_call(exercise, submission):
-        return problem, "Compare its parameters with those of the task."
+        return Failure("call", problem)
     assert exercise.drive is not None
     try:
         cluster = Cluster(ranks, backend="dlearn_ring", checksums=True)
         run = cluster.run(_run_on_rank, exercise.drive, submission, seed, timeout=seconds)
     except RankError as error:
         finding = "\n".join(part for part in (error.what, error.details.rstrip()) if part)
-        return finding, "It has to end without an error before it is graded: which rank, and which line of yours?"
-    tried = Attempt(ranks, seed, run.results, run.trace.within(SPAN))
-    for name, holds in exercise.criteria.items():
+        return Failure("hang" if error.rank is None else "error", finding)
+    return _judged(exercise, Attempt(ranks, seed, run.results, run.trace.within(SPAN)))
+
+
+def _judged(exercise: Exercise, tried: Attempt) -> Failure | None:
+    """Try all criteria: the first that fails is the finding, and those that hold are right."""
+    first: Failure | None = None
+    holds, known = [], exercise.hints
+    for name, criterion in exercise.criteria.items():
         try:
-            holds(tried)
+            criterion(tried)
+            holds.append(name)
         except DlearnError as error:
-            hints = _tasks()["findings"] | exercise.hints
-            return str(error), hints[getattr(error, "finding", "") or name]
-    return None
+            finding = getattr(error, "finding", "")
+            first = first or Failure(finding if finding in known else name, str(error))
+    if first is None:
+        return None
+    if not exercise.silent and not messages(tried.trace):
+        return Failure("nothing_sent", "no rank has sent anything to another")
+    return replace(first, holds=tuple(holds))
 
 
 def _run_on_rank(drive: Drive, submission: Any, seed: int) -> Any:

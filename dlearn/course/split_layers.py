@@ -37,7 +37,7 @@ def drive_column_row(layers: Callable[..., torch.Tensor], seed: int) -> tuple[to
     with span(SPAN):
         y = layers(*leaves)
         if not isinstance(y, torch.Tensor):
-            raise ResultError(f"f returns {type(y).__name__}, and not a tensor")
+            return (y,)
         y.square().sum().backward()  # type: ignore[no-untyped-call]
     none = torch.empty(0)
     return y.detach(), *(none if each.grad is None else each.grad for each in leaves)
@@ -52,8 +52,12 @@ def _cut_equal(tried: Attempt) -> None:
     n = tried.ranks
     for rank, results in sorted(tried.results.items()):
         shares = of_first.chunk(n)[rank], of_second.chunk(n, dim=1)[rank]
-        for found, whole in zip(results, (y.detach(), of_x, *shares, of_bias), strict=True):
-            assert_one_device({rank: found}, whole, ranks=n)
+        wholes = {"output": y.detach(), "gradient of x": of_x, "gradient of columns": shares[0]}
+        wholes |= {"gradient of rows": shares[1], "gradient of bias": of_bias}
+        for found, (name, whole) in zip(results, wholes.items(), strict=False):
+            mistakes = {"bias": lambda rank: y + (n - 1) * bias} if name == "output" else {}
+            called = f"the {name} of one device"
+            assert_one_device({rank: found}, whole, ranks=n, called=called, mistakes=mistakes)
 
 
 _IN_HALVES = {"traffic": averages(times=2, items=IMAGES * INPUTS), "result": _cut_equal}
@@ -167,8 +171,15 @@ def _attention_equal(tried: Attempt) -> None:
     every = [_qkv(tried.seed, rank) for rank in range(tried.ranks)]
     keys, values = (torch.cat([each[part] for each in every]) for part in (1, 2))
     for rank, found in sorted(tried.results.items()):
-        expected = torch.softmax(every[rank][0] @ keys.T / HEAD**0.5, dim=1) @ values
-        assert_one_device({rank: found}, expected)
+        query = every[rank][0]
+        of_blocks = torch.stack([_attend(query, *each[1:]) for each in every])
+        known = {"root": _attend(query * HEAD**0.5, keys, values), "each_block": of_blocks.mean(0)}
+        mistakes = {name: {rank: wrong}.__getitem__ for name, wrong in known.items()}
+        assert_one_device({rank: found}, _attend(query, keys, values), mistakes=mistakes)
+
+
+def _attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(queries @ keys.T / HEAD**0.5, dim=1) @ values
 
 
 _blocks = sends(lambda tried: (tried.ranks - 1) * 2 * _block(tried.seed) * HEAD * 8)
@@ -220,7 +231,9 @@ def _experts_equal(tried: Attempt) -> None:
     for rank, found in sorted(tried.results.items()):
         tokens, routes = _tokens(tried.seed, rank), _routes(tried.seed, rank, tried.ranks)
         treated = [_expert(int(expert), token[None])[0] for token, expert in zip(tokens, routes, strict=True)]
-        assert_one_device({rank: found}, torch.stack(treated))
+        expected = torch.stack(treated)
+        by_expert = {rank: expected[torch.argsort(routes, stable=True)]}
+        assert_one_device({rank: found}, expected, mistakes={"order": by_expert.__getitem__})
 
 
 EXPERTS = Exercise("expert_dispatch", drive_experts, {"traffic": _matrix, "result": _experts_equal})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +64,12 @@ def _adam(model: nn.Module) -> torch.optim.Optimizer:
 def _one_device(
     tried: Attempt, groups: Iterable[range],
     optimizer_of: Callable[[nn.Module], torch.optim.Optimizer], *, zero_grad: bool = True,
+    factor: Callable[[range], float] = lambda group: 1.0,
 ) -> torch.Tensor:  # fmt: skip
-    """Return rank 0's parameters after one step for each group of micro-batches of all ranks."""
+    """Return rank 0's parameters after one step for each group of micro-batches of all ranks.
+
+    A mistake keeps old gradients, or multiplies each loss by a factor.
+    """
     model = _model(tried.seed, 0)
     optimizer = optimizer_of(model)
     data = [_batches(tried.seed, rank, MICRO_BATCHES) for rank in range(tried.ranks)]
@@ -72,7 +77,8 @@ def _one_device(
         losses = [loss_of(model, mine[step]) for mine in data for step in group]
         if zero_grad:
             optimizer.zero_grad()
-        torch.stack(losses).mean().backward()  # type: ignore[no-untyped-call]
+        loss = torch.stack(losses).mean() * factor(group)
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     return _flat(model)
 
@@ -102,9 +108,12 @@ def drive_ddp(train: Callable[..., None], seed: int) -> torch.Tensor:
 def _ddp_equal(tried: Attempt) -> None:
     _same_everywhere(tried)
     steps = [range(step, step + 1) for step in range(STEPS)]
+    n = tried.ranks
     mistakes: Mistakes = {
         "zero_grad": lambda rank: _one_device(tried, steps, _adam, zero_grad=False),
         "averages_parameters": lambda rank: _each_by_itself(tried),
+        "too_large": lambda rank: _one_device(tried, steps, _adam, factor=lambda group: n),
+        "too_small": lambda rank: _one_device(tried, steps, _adam, factor=lambda group: 1 / n),
     }
     assert_one_device(tried.results, _one_device(tried, steps, _adam), mistakes=mistakes)
 
@@ -113,7 +122,8 @@ def _same_everywhere(tried: Attempt) -> None:
     for rank, found in sorted(tried.results.items()):
         if not torch.equal(found, tried.results[0]):
             apart = (found - tried.results[0]).abs().max().item()
-            raise ResultError(f"ranks 0 and {rank} are left with different parameters, up to {apart:.3g} apart")
+            left = f"ranks 0 and {rank} are left with different parameters"
+            raise ResultError(f"{left}, up to {apart:.3g} apart", "different")
 
 
 def _few_calls(tried: Attempt) -> None:
@@ -124,7 +134,13 @@ def _few_calls(tried: Attempt) -> None:
         raise TrafficError(f"{calls} collective calls {average}; at most {most} are needed")
 
 
-_STEPS = {"traffic": averages(STEPS, MODEL_ITEMS), "calls": _few_calls, "result": _ddp_equal}
+def _by_hand(tried: Attempt) -> None:
+    if tried.trace.where(kind="bucket").events:
+        raise TrafficError("torch's own DistributedDataParallel averages the gradients, in buckets")
+
+
+_STEPS = {"by_hand": _by_hand, "traffic": averages(STEPS, MODEL_ITEMS)}
+_STEPS |= {"calls": _few_calls, "result": _ddp_equal}
 DDP = Exercise("ddp_by_hand", drive_ddp, _STEPS)
 
 # Gradient accumulation ------------------------------------------------------------------------------------------------
@@ -142,8 +158,14 @@ def drive_accumulation(train: Callable[..., None], seed: int) -> torch.Tensor:
 
 def _accumulation_equal(tried: Attempt) -> None:
     _same_everywhere(tried)
-    expected = _one_device(tried, GROUPS, lambda model: torch.optim.SGD(model.parameters(), lr=RATE))
-    assert_one_device(tried.results, expected)
+    sgd = partial(torch.optim.SGD, lr=RATE)
+    train = partial(_one_device, tried, GROUPS, lambda model: sgd(model.parameters()))
+    mistakes: Mistakes = {
+        "zero_grad": lambda rank: train(zero_grad=False),
+        "undivided": lambda rank: train(factor=len),
+        "last_group": lambda rank: train(factor=lambda group: len(group) / EVERY),
+    }
+    assert_one_device(tried.results, train(), mistakes=mistakes)
 
 
 _IN_GROUPS = {"traffic": averages(len(GROUPS), MODEL_ITEMS), "result": _accumulation_equal}
@@ -168,19 +190,26 @@ def _server_bytes(tried: Attempt) -> dict[int, float]:
     return {rank: size if rank else (tried.ranks - 1) * size for rank in range(tried.ranks)}
 
 
-def _trained(seed: int, workers: range, momentum: float = 0.0) -> torch.Tensor:
-    """Return the parameters after the steps of one device with the data of these workers."""
+def _trained(seed: int, workers: range, momentum: float = 0.0, factor: float = 1.0) -> torch.Tensor:
+    """Return the parameters after the steps of one device with the data of these workers.
+
+    A mistake multiplies each gradient by a factor.
+    """
     parameters, velocity = numbers(ITEMS, seed, 0), torch.zeros(ITEMS, dtype=torch.float64)
     for step in range(STEPS):
         gradients = [_gradient_of(seed, worker)(parameters, step) for worker in workers]
-        velocity = momentum * velocity + torch.stack(gradients).mean(0)
+        velocity = momentum * velocity + torch.stack(gradients).mean(0) * factor
         parameters = parameters - RATE * velocity
     return parameters
 
 
 def _server_equal(tried: Attempt) -> None:
     workers = range(1, tried.ranks)
-    assert_one_device({0: tried.results[0]}, _trained(tried.seed, workers), ranks=len(workers))
+    mistakes: Mistakes = {
+        "in_place": lambda rank: numbers(ITEMS, tried.seed, 0),
+        "too_large": lambda rank: _trained(tried.seed, workers, factor=len(workers)),
+    }
+    assert_one_device({0: tried.results[0]}, _trained(tried.seed, workers), mistakes=mistakes)
 
 
 _SERVED = {"traffic": sends(_server_bytes, pattern="star"), "sends": only_sends}
@@ -202,14 +231,21 @@ def _sharded_state(tried: Attempt) -> None:
     share = ITEMS // tried.ranks * 8
     for rank, (_, kept) in sorted(tried.results.items()):
         if kept < 0:
-            raise ResultError(f"rank {rank} returns no tensor: return the momentum that it keeps")
+            none = f"rank {rank} returns no tensor: return the momentum that it keeps"
+            raise ResultError(none, "no_tensor")
         if kept != share:
             raise ResultError(f"rank {rank} keeps {kept:,} B of momentum instead of {share:,} B, 1/{tried.ranks} of it")
 
 
 def _sharded_equal(tried: Attempt) -> None:
     found = {rank: parameters for rank, (parameters, _) in tried.results.items()}
-    assert_one_device(found, _trained(tried.seed, range(tried.ranks), MOMENTUM))
+    train = partial(_trained, tried.seed, range(tried.ranks), MOMENTUM)
+    mistakes: Mistakes = {
+        "in_place": lambda rank: numbers(ITEMS, tried.seed, 0),
+        "too_large": lambda rank: train(factor=tried.ranks),
+        "dampened": lambda rank: train(factor=1 - MOMENTUM),
+    }
+    assert_one_device(found, train(), mistakes=mistakes)
 
 
 _IN_SHARDS = {"traffic": averages(STEPS, ITEMS), "state": _sharded_state, "result": _sharded_equal}
@@ -353,4 +389,4 @@ def _loaded_equal(tried: Attempt) -> None:
 
 
 _CHECKPOINT = {"traffic": _nothing_sent, "read": _read, "result": _loaded_equal}
-CHECKPOINT = Exercise("save_and_load", drive_checkpoint, _CHECKPOINT, ranks=(4,))
+CHECKPOINT = Exercise("save_and_load", drive_checkpoint, _CHECKPOINT, ranks=(4,), silent=True)

@@ -16,6 +16,7 @@ from dlearn.events.mpi_facts import OtherMpiCall
 from dlearn.join.ends import End, Group, RpcEnd
 from dlearn.join.gradients import unready
 from dlearn.join.tables.operation_table import Operation
+from dlearn.join.wording import modules_text
 from dlearn.shown import first_few, listed, waits
 from dlearn.trace import Trace
 
@@ -113,8 +114,9 @@ def _stuck_text(hang: Hang, trace: Trace) -> str:
     operation = hang.operation
     end = next((end for end in operation.ends if end.rank in hang.waiting), operation.ends[0])
     # Where hooks called it for several buckets, that is why it is stuck.
-    hooks = {each.bucket_index for each in operation.ends if isinstance(each, Collective)}
-    bucket, text = operation.bucket, ""
+    calls = [each for each in operation.ends if isinstance(each, Collective)]
+    hooks = {each.bucket_index for each in calls}
+    bucket, text = operation.bucket, modules_text(calls)
     if bucket is not None and len(hooks) == 1:
         text = f"bucket {bucket.index}: {first_few(bucket.parameters, _PARAMETERS_LISTED)}"
     return call_text(end, _group_text(operation.group, None, trace), text)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
+
 from dlearn.diagnosis import reductions
 from dlearn.diagnosis.parting import parting
 from dlearn.diagnosis.reductions import GradientStep, gradient_steps
@@ -33,6 +35,13 @@ class GradientSteps(Result, frozen=True):
         yield from self.sentences
         if self.steps:
             yield Table(self.rows(), names=2, numbers=3)
+
+    def records(self) -> Iterator[dict[str, object]]:
+        """Yield a row for each step of each rank: the fields of `GradientStep`, `by` in words."""
+        for each in self.steps:
+            row = msgspec.structs.asdict(each) | {"rank": self.labels[each.rank]}
+            del row["by_hand"]
+            yield row | {"by": _by_text(each)}
 
     def rows(self) -> list[tuple[str, ...]]:
         """Return a row for each step of each rank, a head first."""

@@ -60,7 +60,8 @@ def autograd(trace: Trace, *, context: int | None = None, ax: Axes | None = None
     height = bands[-1][1] + 4 if bands else 72.0
     ax = ax or canvas.new_axes(height_in=max(1.0, height / 72), left_in=left_in)
     if not whole.nodes:
-        return canvas.draw_message_instead(ax, "This trace holds no autograd graph: record it with graph=True.")
+        text = "This trace holds no autograd graph: record it with graph=True, or dlearn run --graph."
+        return canvas.draw_message_instead(ax, text)
     nodes = "a box for each node of the graph, and arrows to those that come after it"
     canvas.describe(ax, f"A band for each worker; in it {nodes}.")
     ax.set(xlim=(0, width), ylim=(height, 0))

@@ -166,7 +166,7 @@ def _notes(trace: Trace, rows: Rows) -> list[str]:
         notes.append("What is repeated is drawn as it was the first time; who sends first may change.")
     left_out = [f"{count:,} {when}" for when, count in (("earlier", rows.before), ("later", rows.after)) if count]
     if left_out:
-        notes.append(f"{' and '.join(left_out)} operations not drawn: choose a part with trace.within(...).")
+        notes.append(f"{' and '.join(left_out)} operations not drawn: choose a shorter part.")
     return notes
 
 

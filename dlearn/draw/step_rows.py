@@ -80,12 +80,15 @@ class BucketRow(TimeRow):
 
 
 def buckets(trace: Trace, *, ax: Axes | None = None) -> Axes:
-    """Draw the gradients and buckets of the first backward pass, and of the first after a rebuild.
+    """Draw gradients and buckets of the first backward pass that sends, and of one after a rebuild.
 
     A row for each rank below each bucket; of many ranks the first and the slowest. Time in ms from
     the pass's start.
     """
     found = bucket_times(trace)
+    told = {one.backward for one in found.items if one.launched_ns is not None or one.never_ready}
+    kept = tuple(one for one in found.items if one.backward in told)  # None inside no_sync.
+    found = replace(found, items=kept or found.items)
     rows, headings, left_out = _place(found)
     height = rows[-1].middle + _ROW_IN / 2 + _GAP_IN if rows else 1.0
     left_in = canvas.left_margin_in(row.label for row in rows)

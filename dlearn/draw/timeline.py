@@ -18,10 +18,9 @@ from dlearn.draw import canvas
 from dlearn.draw.call_marks import CallBars, CriticalPath, Outcomes, TimelineMark, Utilization, Waits, legend_key
 from dlearn.draw.canvas import Box, draw_arrow, in_legend, points_per_ms
 from dlearn.draw.palette import FAINT, INK, LANE, STRIP, WORKS, plain, text_width
-from dlearn.draw.step_strip import steps
 from dlearn.draw.timeline_layout import MOST_ARROWS, SPAN_IN, STRIP_IN, height_in
 from dlearn.draw.timeline_model import MOST_SPAN_ROWS, THIN, Bar, TimelineModel, stem_of, wait_text
-from dlearn.shown import count_text
+from dlearn.shown import count_text, time_text
 from dlearn.trace import Trace
 
 MOST_STEPS = 12  # Bars of more training steps cannot be told apart.
@@ -32,10 +31,10 @@ def timeline(trace: Trace, *, arrows: bool = False, ax: Axes | None = None) -> A
     """Draw a lane for each rank and a bar for each call, thin while it waits; time in ms from the first event shown.
 
     An arrow stands for each message that was observed; with `arrows=True` also for those that are derived, whose times
-    are shares of their operation's. More than twelve steps are drawn as `steps` draws them.
+    are shares of their operation's. Of more than twelve steps one is drawn: one that never ended,
+    else the one in which ranks waited longest for a rank, else the last; `steps` draws all.
     """
-    if len(step_times(trace).steps) > MOST_STEPS:
-        return steps(trace, ax=ax)
+    trace, of_steps = _one_step(trace)
     model = TimelineModel(trace, derived=arrows)
     left_in = canvas.left_margin_in(line for name in model.names for line in name.splitlines())
     ax = ax or canvas.new_axes(height_in=min(height_in(model.lanes), _TALLEST_IN), left_in=left_in)
@@ -51,10 +50,27 @@ def timeline(trace: Trace, *, arrows: bool = False, ax: Axes | None = None) -> A
         marked = {plain(trace.label(rank)): INK for rank in (longest.rank, longest.waited_for)}
     for mark in marks:
         mark.draw(ax)
-    notes += problem_sentences(trace, canvas.MOST_PROBLEMS) + network_sentences(trace)
+    notes = [*of_steps, *notes, *problem_sentences(trace, canvas.MOST_PROBLEMS)]
+    notes += network_sentences(trace)
     notes += [note for mark in marks for note in mark.notes(ax)]
     legend = [key for mark in marks for key in mark.legend()]
     return canvas.frame(ax, title=title, legend=legend, notes=notes, marked=marked)
+
+
+def _one_step(trace: Trace) -> tuple[Trace, list[str]]:
+    """Return the part of a long run that is drawn, and a note on which step it is, and why."""
+    found = step_times(trace)
+    if len(found.steps) <= MOST_STEPS:
+        return trace, []
+    step, why = found.to_draw, "the last"
+    if step.length_ns is None:
+        why = "which was never finished"
+    elif step.late is not None:
+        waited, whom = time_text(step.longest_wait_ns), found.labels.together(step.late.ranks)
+        why = f"in which ranks waited longest ({waited} for {whom})"
+    drawn = f"One of {len(found.steps):,} steps is drawn: {step.title}, {why}."
+    note = f"{drawn} Another: dlearn draw timeline --step N, or trace.step(N)."
+    return trace.step(step.number), [note]
 
 
 def _label_axes(ax: Axes, model: TimelineModel) -> None:

@@ -237,7 +237,8 @@ class Bar:
     def waited_for(self) -> int:
         """Return the rank that it waits for, if it waits."""
         operation = self.operation
-        return operation.last_rank if operation.exchange is None else operation.ends[1].rank
+        absent_first = (*operation.missing, operation.last_rank)
+        return absent_first[0] if operation.exchange is None else operation.ends[1].rank
 
 
 def bars_of(shown: Sequence[Operation], trace: Trace, *, until_ns: int) -> list[Bar]:
@@ -296,8 +297,9 @@ def _labels(operation: Operation, end: End, reasons: Sequence[str]) -> tuple[str
         return (*texts, short)
     # Torch numbers the groups that a program makes; other names are the program's, and may be long.
     group = f"group {operation.group.name}" if operation.group.name.isdecimal() and not operation.group.default else ""
-    bucket = f"bucket {operation.bucket.index}" if operation.bucket else ""
-    both = ", ".join(each for each in (bucket, group) if each)
+    module = plain(end.module.strip("."), most=30) if isinstance(end, Collective) else ""
+    part = f"bucket {operation.bucket.index}" if operation.bucket else module
+    both = ", ".join(each for each in (part, group) if each)
     return (*((f"{short}, {both}", both) if both else ()), short, *((size_text(size),) if size else ()))
 
 

@@ -76,8 +76,7 @@ class Footer(Line, tag="footer", frozen=True, kw_only=True):
     not_written: Count = 0  # Lines that the size limit (`max_bytes`) or the system kept out.
     refusal: str = ""  # Why the system took no more lines: "ENOSPC" is a full disk.
     hook_errors: Count = 0
-    works_dropped: Count = 0
-    """Point-to-point works let go unfinished, because too many were waiting for their `wait`."""
+    works_dropped: Count = 0  # Works let go unfinished: too many were waiting for their `wait`.
     left_out: Count = 0  # Events outside the steps that were asked for.
 
 
@@ -153,8 +152,7 @@ class Event(Line, frozen=True, kw_only=True):
     `site` is the line of user code, "file.py:14".
     """
 
-    ends: ClassVar[bool] = True
-    """Whether an event of this kind lasts: one without an end hangs, or its process died."""
+    ends: ClassVar[bool] = True  # Whether it lasts: one without an end hangs, or its process died.
     own: ClassVar[tuple[str, ...] | None] = None
     """Fields of numbers that do not repeat (short_lines.py). None: no short lines."""
 
@@ -167,8 +165,7 @@ class Event(Line, frozen=True, kw_only=True):
     thread: str = ""
     phase: str = "none"
     site: str = ""
-    rank: int = -1
-    """Not in the file: `Trace.load` fills it in, and overwrites what a file claims."""
+    rank: int = -1  # Not in the file: `Trace.load` fills it in, and overwrites what a file claims.
 
     @property
     def pending(self) -> bool:
@@ -189,7 +186,8 @@ class Collective(Event, tag="collective", frozen=True, kw_only=True):
 
     `seq` counts the collectives of its group, from 1; `backward` its rank's backward passes.
     `launcher`: "" user code, "reducer" DDP's C++ one, "comm hook" its hook for `bucket_index`; "FSDP2".
-    `splits`, `takes`: bytes for and from each group rank, if given. `checksum`: the inputs' CRC-32.
+    `module` is FSDP2's, whose parameters or gradients travel; "." the root. `splits`, `takes`:
+    bytes for and from each group rank, if given. `checksum`: the inputs' CRC-32.
     """
 
     own = ("seq", "backward")
@@ -201,6 +199,7 @@ class Collective(Event, tag="collective", frozen=True, kw_only=True):
     root: Count | None = None
     role: str = ""
     launcher: str = ""
+    module: str = ""
     backward: Count | None = None
     bucket_index: Count | None = None
     splits: tuple[Count, ...] = ()
@@ -264,10 +263,12 @@ class PhaseSpan(Event, tag="stretch", frozen=True, kw_only=True):
 
 
 class Span(Event, tag="span", frozen=True, kw_only=True):
-    """A span named by the user, `with dlearn.span("step 3"):`, or the wait of a call `held` at a gate."""
+    """A span named by the user, `with dlearn.span("step 3"):`, a `record_function` of the program
+    (`of_profiler`), or the wait of a call `held` at a gate."""
 
     name: str
     held: str = ""
+    of_profiler: bool = False
 
 
 class Counters(Event, tag="counters", frozen=True, kw_only=True):
@@ -276,8 +277,7 @@ class Counters(Event, tag="counters", frozen=True, kw_only=True):
 
     ends: ClassVar[bool] = False
     sent_bytes: tuple[Count | None, ...]
-    received_bytes: tuple[Count | None, ...] = ()
-    """Read for RPC only, whose other side does not know our phases."""
+    received_bytes: tuple[Count | None, ...] = ()  # RPC's only: its other side knows no phases.
     still: bool | None = None
 
 
@@ -335,8 +335,7 @@ class RpcReply(Event, tag="rpc reply", frozen=True, kw_only=True):
     caller: Count
     call: Count
     fetched: bool = False
-    run: Count | None = None
-    """The number of the run, which ended at `returned_ns` and has no other end."""
+    run: Count | None = None  # The number of the run, which ended at `returned_ns`.
     returned_ns: Nanoseconds | None = None
     tensors: tuple[TensorInfo, ...] = ()
     pickled_bytes: Count

@@ -14,8 +14,7 @@ CANCELLED = "Cancelled"
 PICKLED = "pickled"
 """The dtype of Python objects on their way: bytes, whose number differs from rank to rank."""
 
-ANY_TAG = -1
-"""The tag of a `recv` that takes any and has not ended, as MPI's libraries number it."""
+ANY_TAG = -1  # The tag of a `recv` that takes any and has not ended, as MPI's libraries number it.
 
 
 class Probe(Event, tag="probe", frozen=True, kw_only=True):

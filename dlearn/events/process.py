@@ -20,18 +20,15 @@ class Process:
     header: Header
     rank: int = -1
     label: str = ""
-    clock: Clock = SAME
-    """How its times were moved to the clock of the whole trace."""
+    clock: Clock = SAME  # How its times were moved to the clock of the whole trace.
     device_spans: dict[int, DeviceSpan] = field(default_factory=dict)
     """When a GPU did what was launched, by the event's number."""
     groups: dict[str, GroupFact] = field(default_factory=dict)
     sockets: dict[int, Socket] = field(default_factory=dict)
-    worker: Worker | None = None
-    """Of a process that uses RPC: its name and id there."""
+    worker: Worker | None = None  # Of a process that uses RPC: its name and id there.
     rendezvous: list[Rendezvous] = field(default_factory=list)
     """Where it waited for other processes to come, in order."""
-    not_measured: str = ""
-    """Why the bytes on the wire are not known; empty where they are."""
+    not_measured: str = ""  # Why the bytes on the wire are not known; empty where they are.
     heartbeat: Heartbeat | None = None
     """Where the program was when it had done nothing for a while."""
     exit_status: int | None = None

@@ -29,8 +29,7 @@ class Lines(NamedTuple):
 
     begins: list[Rows]
     """[n, 1 + numbers] for each count of numbers in a line: the line, and its numbers."""
-    ends: Rows
-    """[n, 4]: the line, the event, at_ns and the index in `ENDED_BY`."""
+    ends: Rows  # [n, 4]: the line, the event, at_ns and the index in `ENDED_BY`.
     others: dict[int, bytes]
     """Every other line, by its number; among them short lines that are damaged."""
     lines: int

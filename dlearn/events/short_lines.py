@@ -22,8 +22,7 @@ ENDED_BY = ("callback", "wait", "return", NOT_OBSERVED, REFUSED, "reply", "futur
 """The words for `ended_by`: a short line has the index."""
 INDEX_OF = {by: index for index, by in enumerate(ENDED_BY)}
 LONGEST_NUMBER = 18  # Digits: a number with more stands in a line of the long kind.
-MOST_REMEMBERED = 4096
-"""Different events that a writer remembers; after so many it begins anew."""
+MOST_REMEMBERED = 4096  # Different events that a writer remembers; after so many it begins anew.
 
 _TOO_LONG = 10**LONGEST_NUMBER
 _encode = msgspec.json.Encoder().encode

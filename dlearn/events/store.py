@@ -32,10 +32,8 @@ from dlearn.events.writer import MAX_LINE_BYTES
 UNLISTED_MEMBERS = 256
 """Only a process group made by hand, outside `init_process_group`, is written without `ranks`: it is small."""
 
-MOST_DAMAGED = 10_000
-"""After so many damaged lines the rest of a file is not read."""
-_BLOCK_BYTES = 1 << 20
-"""Lines are read about this much at a time."""
+MOST_DAMAGED = 10_000  # After so many damaged lines the rest of a file is not read.
+_BLOCK_BYTES = 1 << 20  # Lines are read about this much at a time.
 
 _decoder = msgspec.json.Decoder(AnyLine)
 _OWN_KINDS = {str(kind.__struct_config__.tag) for kind in get_args(AnyLine)}

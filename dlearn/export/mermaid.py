@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, repeat
+from pathlib import Path
 from textwrap import indent
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ from dlearn.analysis.telling.explanations import NAMES_SHOWN, payload_text
 from dlearn.analysis.telling.repeats import repeats
 from dlearn.events.event_table import NONE
 from dlearn.events.printable import printable
+from dlearn.export.writing import Place, write
 from dlearn.join.ends import payload_bytes
 from dlearn.join.joining import all_ranks, operations
 from dlearn.join.operation_messages import messages_of, times_of_calls, why_unknown
@@ -27,6 +29,7 @@ from dlearn.join.tables.operation_table import Operation
 from dlearn.shown import size_text
 from dlearn.trace import Trace
 
+MARKDOWN = (".md", ".markdown")
 MOST_EDGES, MOST_CHARACTERS = 500, 50_000  # Mermaid's own limits (maxEdges, maxTextSize).
 _LONGEST_LOOP = 200  # Lines, calls or phases that are repeated.
 _LONGEST_TEXT = 120
@@ -57,8 +60,29 @@ class Piece(NamedTuple):
         return self.edges <= MOST_EDGES and self.characters <= room
 
 
-def mermaid(trace: Trace) -> list[str]:
-    """Return one or more diagrams with every message, in the order of calls. A new part begins at Mermaid's limits."""
+def mermaid(trace: Trace, path: Place = None) -> list[str]:
+    """Return one or more diagrams with every message, in the order of calls; write them to `path`, too.
+
+    A new diagram begins at Mermaid's limits. A .md holds all of them; else several have a file each: x-1.mmd, ...
+    Raises SetupError where a file cannot be written.
+    """
+    diagrams = _diagrams(trace)
+    if path is not None:
+        write(files_of(diagrams, Path(path)))
+    return diagrams
+
+
+def files_of(diagrams: Sequence[str], path: Path) -> dict[Path, Sequence[str]]:
+    """Return what stands in which file."""
+    if path.suffix.lower() in MARKDOWN:
+        return {path: [f"```mermaid\n{diagram}```\n\n" for diagram in diagrams]}
+    if len(diagrams) == 1:
+        return {path: diagrams}
+    numbered = enumerate(diagrams, 1)
+    return {path.with_stem(f"{path.stem}-{number}"): [text] for number, text in numbered}
+
+
+def _diagrams(trace: Trace) -> list[str]:
     finding = escaped(sequence_finding(trace), most=200)
     ranks = sorted(all_ranks(trace))
     names = [f" as {escaped(trace.label(rank), most=40)}" if len(ranks) <= _MOST_NAMES else "" for rank in ranks]

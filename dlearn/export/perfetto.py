@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ from dlearn.analysis.telling.explanations import payload_text
 from dlearn.diagnosis.hang_report import missing_text
 from dlearn.events.event import Bucket, Event, Gradient, PhaseSpan, Span
 from dlearn.events.printable import printable
+from dlearn.export.writing import Place, write
 from dlearn.join.ends import End, RpcEnd, payload_bytes
 from dlearn.join.joining import operations
 from dlearn.join.operation_messages import messages_of, why_unknown
@@ -39,20 +41,33 @@ Track = tuple[int, int, int]  # A rank, one of the `KINDS`, and the number of it
 _PIECE = 512
 
 
-def perfetto(trace: Trace) -> Iterator[str]:
-    """Return a JSON text in pieces, made one by one: a process per rank, a slice per call, an arrow per message.
+class PerfettoJson:
+    """The JSON text of a trace in pieces, which are made while they are read: "".join(it) is all of it."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+
+    def __iter__(self) -> Iterator[str]:
+        yield '{"displayTimeUnit":"ns","traceEvents":[\n'
+        records, between = _records(self.trace, Tracks(self.trace)), ""
+        while piece := [msgspec.json.encode(record).decode() for record in islice(records, _PIECE)]:
+            yield between + ",\n".join(piece)
+            between = ",\n"
+        yield "\n]}\n"
+
+
+def perfetto(trace: Trace, path: Place = None) -> PerfettoJson:
+    """Return JSON: a process per rank, a slice per call, an arrow per message; write it to `path`, too.
 
     In a call that waited stand its waiting and its transfer; a counter of each rank has its bytes in flight. Times
     are us since the first event. An arrow's category says how its message is known; a message that never came
-    has none, but stands in the `args` of the calls that expected it.
+    has none, but stands in the `args` of the calls that expected it. Raises SetupError where the file cannot be
+    written.
     """
-    yield '{"displayTimeUnit":"ns","traceEvents":[\n'
-    tracks = Tracks(trace)
-    records, between = _records(trace, tracks), ""
-    while piece := [msgspec.json.encode(record).decode() for record in islice(records, _PIECE)]:
-        yield between + ",\n".join(piece)
-        between = ",\n"
-    yield "\n]}\n"
+    made = PerfettoJson(trace)
+    if path is not None:
+        write({Path(path): made})
+    return made
 
 
 def _records(trace: Trace, tracks: Tracks) -> Iterator[Record]:

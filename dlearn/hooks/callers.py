@@ -46,6 +46,7 @@ class Caller(NamedTuple):
     launcher: str
     backward: int | None
     bucket_index: int | None
+    module: str
 
 
 class _Note(NamedTuple):
@@ -71,8 +72,10 @@ _THREADS = (threading.__file__, os.path.dirname(futures.__file__) + os.sep)
 _MACHINERY = (_TORCH_DIR, *_THREADS, typing_extensions.__file__, "<frozen")
 _CYTHON = ".pyx"  # Its frames name files of the build, as mpi4py's do.
 _FSDP_DIR = os.path.join(_TORCH_DIR, "distributed", "fsdp", "_fully_shard")
-_FSDP2_REDUCE = os.path.join(_FSDP_DIR, "_fsdp_collectives.py")
-_FSDP2 = "FSDP2"
+_FSDP2_CALLS = os.path.join(_FSDP_DIR, "_fsdp_collectives.py")
+_FSDP2_GROUP = os.path.join(_FSDP_DIR, "_fsdp_param_group.py")
+_FSDP2, _FSDP2_GATHERS = "FSDP2", "FSDP2 gathers"
+_FSDP2_ROLES = {"foreach_reduce": _FSDP2, "foreach_all_gather": _FSDP2_GATHERS}
 _FX_CODE = "<eval_with_key>"
 """The first characters of the file name of code that torch.fx makes while it compiles."""
 
@@ -98,16 +101,19 @@ def caller(frame: FrameType | None) -> Caller:
     if bucket is not None:
         launcher = "comm hook"
     if role == _FSDP2:
-        role, launcher = "", _FSDP2
+        launcher = _FSDP2
         while fsdp2_reduces:
             fsdp2_reduces.pop()()
+    module = ""
+    if role in _FSDP2_ROLES.values():
+        module, role = _fsdp2_module(frame), ""
     if not phase and backward is not None:
         phase = "backward"
     if not (on_main or (phase and site)):
         # A thread that torch started for us knows neither; the thread that waits for it does.
         its_phase, its_site = _phase_and_site(sys._current_frames().get(main))
         phase, site = phase or its_phase, site or its_site
-    return Caller(site, phase or "none", role, launcher, backward, bucket)
+    return Caller(site, phase or "none", role, launcher, backward, bucket, module)
 
 
 def install(emit: Emit) -> Undo:
@@ -198,14 +204,22 @@ def _bucket_of(called_by_cpp: FrameType | None) -> int | None:
     return next((value.index() for value in values.values() if isinstance(value, GradBucket)), known)
 
 
+def _fsdp2_module(frame: FrameType | None) -> str:
+    """Return FSDP2's name of the module that it gathers or reduces; "" where it cannot be read."""
+    while frame is not None and frame.f_code.co_filename != _FSDP2_GROUP:
+        frame = frame.f_back
+    name = getattr(frame.f_locals.get("self"), "_module_fqn", None) if frame is not None else None
+    return (name or ".") if isinstance(name, str) else ""
+
+
 def _make_note(code: CodeType) -> _Note:
     name = code.co_filename
     # Code made by torch.compile is called by the user's function that it was made of.
     cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR", os.path.join(tempfile.gettempdir(), "torchinductor_"))
     ours = name.startswith(_DLEARN_DIR) and not name.startswith(_LESSONS_DIR)
     if ours or name.startswith((*_MACHINERY, _FX_CODE, cache)):
-        reduces = name == _FSDP2_REDUCE and code.co_name == "foreach_reduce"
-        note = _Note(code, role=_FSDP2 if reduces else "", recorder=name.startswith(_DLEARN_DIR))
+        role = _FSDP2_ROLES.get(code.co_name, "") if name == _FSDP2_CALLS else ""
+        note = _Note(code, role=role, recorder=name.startswith(_DLEARN_DIR))
     else:
         below = os.devnull  # No file is below that.
         with suppress(FileNotFoundError):  # It was deleted; the program goes on.

@@ -34,6 +34,7 @@ from torch.distributed.rpc import internal
 
 from dlearn.events.event import Span
 from dlearn.hooks.callers import caller
+from dlearn.notices import notice
 
 if TYPE_CHECKING:
     from dlearn.hooks.host import Host
@@ -69,7 +70,7 @@ class Gate:
         except FileNotFoundError:
             self._open = True  # The job was over before this process came.
         except OSError as error:
-            print(f"dlearn: this rank cannot reach its gate: {error.strerror}", file=sys.stderr)
+            notice(f"this rank cannot reach its gate: {error.strerror}")
         self._send({"rank": rank, "size": size})
         threading.Thread(target=self._listen, daemon=True, name="dlearn-gate").start()
 
@@ -140,8 +141,7 @@ class Gate:
 
 def _end_this_rank() -> None:
     """End this rank if its launcher does not: the process that paused this job was killed."""
-    with suppress(OSError):
-        print("dlearn: what held this job was killed: this rank ends", file=sys.stderr, flush=True)
+    notice("what held this job was killed: this rank ends")
     time.sleep(END_SECONDS)
     group = os.getpgrp() == os.getpid()  # As torchrun has it.
     (os.killpg if group else os.kill)(os.getpid(), signal.SIGKILL)

@@ -33,6 +33,12 @@ class Host(Emit, Protocol):
     def begun(self) -> bool:
         """Return whether there is a file yet: a lazy recording makes it when it has a line."""
 
+    def open_span(self, name: str, *, of_profiler: bool = False) -> int:
+        """Open a span of this thread, which may be a range `of_profiler`; return its number."""
+
+    def close_span(self, number: int) -> None:
+        """Report the end of a span."""
+
     def begin_step(self, number: int) -> None:
         """Note that the optimizer has made `number` steps: the next one begins."""
 

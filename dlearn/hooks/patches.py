@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import wraps
 from typing import Any
 
 from torch.jit import _builtins
@@ -39,6 +40,7 @@ class Patches(ExitStack):
         """Replace `owner.name` by a function that gives `call` the original and its arguments."""
 
         def make(original: Any) -> Any:
+            @wraps(original)  # TorchScript reads the source of record_function behind it.
             @untraced
             def wrapper(*args: Any, **kwargs: Any) -> Any:
                 return call(original, *args, **kwargs)

@@ -24,8 +24,7 @@ header, and one back from its receiver, "I am ready for it"; a message of no byt
 MOST_MESSAGES = 20_000
 """Of one operation. A longer schedule is not unrolled; `messages` says so. (8 ranks reach it with 1.4 GB.)"""
 
-Pair = tuple[int, int]
-"""Sender and receiver."""
+Pair = tuple[int, int]  # Sender and receiver.
 Rows = tuple[tuple[int, ...], ...]
 """Bytes of each tensor that a rank hands over: one row where that is the same on every rank, else a row for each."""
 

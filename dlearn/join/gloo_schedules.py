@@ -18,8 +18,7 @@ import numpy as np
 
 from dlearn.join.wording import Reason
 
-SEGMENT_BYTES = 1 << 20
-"""Gloo's largest segment (`maxSegmentSize`)."""
+SEGMENT_BYTES = 1 << 20  # Gloo's largest segment (`maxSegmentSize`).
 
 
 class Send(NamedTuple):

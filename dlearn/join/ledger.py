@@ -31,12 +31,9 @@ from dlearn.join.tables.operations import Operations
 from dlearn.join.wire import Edge, Meter, meters, outer_group
 from dlearn.join.wording import Reason, ReasonKind
 
-Counted = tuple["LedgerRow", int]
-"""A row, and how often it is there."""
-Connection = tuple[int, Edge]
-"""A rank, and the connection into which it writes."""
-SampleRange = tuple[int, int, int]
-"""A rank, and its samples from which to which."""
+Counted = tuple["LedgerRow", int]  # A row, and how often it is there.
+Connection = tuple[int, Edge]  # A rank, and the connection into which it writes.
+SampleRange = tuple[int, int, int]  # A rank, and its samples from which to which.
 Why = Literal["", "not predicted", "framing", "read early", "not written yet", "not seen"]
 """Where a residue comes from, if there is one: calls whose bytes are not predicted · the prediction of RPC's framing,
 within its error · counters that were read while RPC's threads were writing · bytes that were written only after that,
@@ -50,8 +47,7 @@ class WireBytes(msgspec.Struct, frozen=True, kw_only=True):
     dst: int
     predicted_bytes: int
     measured_bytes: int | None
-    observer_bytes: int = 0
-    """What the recorder itself adds: the ids behind the messages of RPC."""
+    observer_bytes: int = 0  # What the recorder itself adds: the ids behind the messages of RPC.
 
     @property
     def residue_bytes(self) -> int | None:
@@ -85,8 +81,7 @@ class LedgerRow(NamedTuple):
     group: str
     rows: tuple[Written, ...]
     unexplained: Reason | None
-    kind: str = ""
-    """Of a message of RPC: a request has a row, and a reply."""
+    kind: str = ""  # Of a message of RPC: a request has a row, and a reply.
 
 
 @dataclass(frozen=True, eq=False)

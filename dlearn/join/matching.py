@@ -27,9 +27,9 @@ from dlearn.join.columns import is_new, number_rows
 from dlearn.join.ends import Group, OperationClass, payload_bytes
 from dlearn.join.mismatch import mismatch_of_calls, mismatch_of_message
 from dlearn.join.tables.operation_table import OperationTable
+from dlearn.join.wording import modules_text
 
-Groups = dict[tuple[int, str], Group]
-"""By rank and by its name there."""
+Groups = dict[tuple[int, str], Group]  # By rank and by its name there.
 
 
 class _MatchedEnds(NamedTuple):
@@ -308,6 +308,7 @@ def _class_of(ends: Sequence[Collective | PointToPoint], groups: Groups) -> Oper
         )
     calls = [end for end in ends if isinstance(end, Collective)]
     op = "/".join(dict.fromkeys([end.op for end in calls]))
-    role = next((end for end in calls if end.inputs), first).role
+    giver = next((end for end in calls if end.inputs), calls[0])
+    role = giver.role or modules_text([giver])
     mismatch = mismatch_of_calls(calls, group.members)
     return OperationClass(op=op, group=group, mismatch=mismatch, role=role)

@@ -17,10 +17,8 @@ MPI = {"mpi4py", "MPI", "mpi"}
 _EQUAL_SIZES = {"all_reduce", "all_reduce_coalesced", "broadcast", "reduce"}
 _EQUAL_SIZES |= {"all_gather", "all_gather_single"}
 """Collectives that every rank must call with as many bytes as the others."""
-_TOLD = 8
-"""Sizes or dtypes in the reason why calls do not fit together."""
-_BYTES = {"uint8", "int8", "bool", PICKLED}
-"""Dtypes that may stand for any other."""
+_TOLD = 8  # Sizes or dtypes in the reason why calls do not fit together.
+_BYTES = {"uint8", "int8", "bool", PICKLED}  # Dtypes that may stand for any other.
 
 
 def mismatch_of_message(send: End, recv: End, backend: str) -> Reason | None:

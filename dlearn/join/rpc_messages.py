@@ -23,19 +23,15 @@ from dlearn.join.tables.message_table import Message
 from dlearn.join.tables.operation_table import Operation, OperationTable
 from dlearn.join.wording import NONE_PICKLED, Reason, ReasonKind, reply_tensors, request_tensors
 
-UNKNOWN = "unknown"
-"""The op of a message whose kind is not known."""
-CALL, REMOTE_CALL = 1, 27
-"""Bytes that C++ adds to what Python packed of a call."""
+UNKNOWN = "unknown"  # The op of a message whose kind is not known.
+CALL, REMOTE_CALL = 1, 27  # Bytes that C++ adds to what Python packed of a call.
 FIRST_TENSOR, NEXT_TENSOR = 49, 9
 """And to a remote call, and to a fetched value, for each tensor: C++ packs the references to them once more."""
-AUTOGRAD = 84
-"""And in a context: with the numbers of context and message, and without them."""
+AUTOGRAD = 84  # And in a context: with the numbers of context and message, and without them.
 FIXED = {rpc.ACCEPT: 11, rpc.FORK: 18, rpc.DELETE: 18, rpc.FETCH: 11, rpc.CLEANUP: 3}
 FIXED |= {rpc.BACKWARD: 55, rpc.RREF_BACKWARD: 10, "REMOTE_RET": 18}
 """Payload of the messages that C++ makes by itself, without those two numbers."""
-FETCHED_VALUE = 11
-"""What C++ adds to a fetched value, beside its tensors."""
+FETCHED_VALUE = 11  # What C++ adds to a fetched value, beside its tensors.
 OPTIMIZER_STEPS = {f"_{kind}local_optimizer_step" for kind in ("", "script_", "functional_")}
 """The functions that torch's DistributedOptimizer calls (torch/distributed/optim/optimizer.py, of all versions)."""
 FRAMING_ERROR = 4
@@ -269,10 +265,8 @@ def _number_bytes(number: int | None) -> int:
 
 MESSAGE_BYTES, FIRST_TENSOR_BYTES, NEXT_TENSOR_BYTES = 127, 167, 66
 """TensorPipe's framing of a message, and what it adds for its tensors, without the numbers of their shapes."""
-NEXT_DTYPE_BYTES = 20
-"""For each dtype after the first."""
-EMPTY_TENSOR_BYTES = 9
-"""Less for one that has no values, as measured."""
+NEXT_DTYPE_BYTES = 20  # For each dtype after the first.
+EMPTY_TENSOR_BYTES = 9  # Less for one that has no values, as measured.
 
 
 def wire_bytes(message: Message) -> int | None:

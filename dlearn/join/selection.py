@@ -131,10 +131,15 @@ def check_op(op: str, table: EventTable) -> None:
 # Spans ----------------------------------------------------------------------------------------------------------------
 
 
-def caused_within(table: EventTable, met: OperationTable, rpc: Rpc, span: str) -> Mask:
-    """Return which rows are inside spans of this name, or caused by them on other ranks."""
+def within_span(table: EventTable, span: str) -> Mask:
+    """Return which rows are inside spans of this name."""
     enclosing = table.of_firsts(lambda first: isinstance(first, Span) and first.name == span)
-    inside = _below(table, enclosing)
+    return _below(table, enclosing)
+
+
+def caused_by(inside: Mask, table: EventTable, met: OperationTable, rpc: Rpc) -> Mask:
+    """Return these rows, and those that they cause on other ranks."""
+    inside = inside.copy()
     inside[met.end_row[met.ends_of(np.flatnonzero(met.with_an_end(inside)))]] = True
     exchanges = rpc.exchanges.table
     ran = (exchanges.call >= 0) & (exchanges.run >= 0)

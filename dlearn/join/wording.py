@@ -8,16 +8,14 @@ from functools import lru_cache
 
 import msgspec
 
-from dlearn.events.event import Bucket, RpcWindow, TensorInfo
+from dlearn.events.event import Bucket, Collective, RpcWindow, TensorInfo
 from dlearn.events.mpi_facts import PICKLED
 from dlearn.join.rpc import rpc_exchange as rpc
 from dlearn.join.rpc.rpc_exchange import BACKWARD, FETCH, FORWARD, RpcExchange, answer_of, kind_of_reply
 from dlearn.shown import first_few
 
-NONE_PICKLED = 4
-"""Bytes of `None`, pickled."""
-TENSORS_NAMED = 3
-"""In the words of what travels."""
+NONE_PICKLED = 4  # Bytes of `None`, pickled.
+TENSORS_NAMED = 3  # Tensors, or modules, in the words of what travels.
 EVERY_PARAMETER = 1_000_000
 
 
@@ -113,6 +111,13 @@ def dtypes_text(tensors: Sequence[TensorInfo]) -> str:
 def bucket_text(bucket: Bucket, most: int = EVERY_PARAMETER) -> str:
     """Name what travels, with the first `most` of its parameters."""
     return f"gradient of bucket {bucket.index}: {first_few(bucket.parameters, most)}"
+
+
+def modules_text(calls: Sequence[Collective]) -> str:
+    """Name what FSDP2 gathers or reduces: "parameters of blocks.0, blocks.1"; "" of other calls."""
+    named = ["the root module" if call.module == "." else call.module for call in calls]
+    what = "gradients" if named and calls[0].launcher else "parameters"
+    return f"{what} of {first_few([*dict.fromkeys(named)], TENSORS_NAMED)}" if any(named) else ""
 
 
 # RPC ------------------------------------------------------------------------------------------------------------------

@@ -5,11 +5,12 @@ Only the ranks load torch (training.py); this process reads what they recorded.
 
 from __future__ import annotations
 
-import html
 import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+
+from markupsafe import Markup
 
 from dlearn.analysis import Explanation, Iteration, explain, iteration, messages, reconcile
 from dlearn.analysis.findings import traffic_finding
@@ -43,7 +44,7 @@ def run(folder: Path, *, tell: Tell) -> None:
         {"trainer1": partial(serve, 0), "trainer2": partial(serve, 1)}
     )
     found = iteration(served.trace)
-    tell(f"The same net on a parameter server with two trainers, over RPC: {surprise(found)}.")
+    tell(f"The same net with two trainers, over RPC. {surprise(found)}.")
     try:
         keep(job.folder / "trace", folder / "trace")
         keep(served.folder / "trace", folder / "server-trace")
@@ -96,47 +97,26 @@ def write(folder: Path, trace: Trace, explanation: Explanation) -> None:
 def write_page(folder: Path, trace: Trace, explanation: Explanation, served: Trace, found: Iteration) -> None:
     """Write one page that needs nothing else: both jobs to step through, and what happened in words."""
     from dlearn import play  # matplotlib takes a moment
-    from dlearn.play.page import page
+    from dlearn.play.page import render
 
-    step = trace.within(explanation.part)
-    served_played = play.player(served, messages=of_one_trainer(found), title=surprise(found))
-    parts = (
-        ("A step of DistributedDataParallel, message by message", play.player(step).snippet),
-        ("All of the training; the stage above goes to what you choose of its step", play.strip(trace).snippet),
-        ("In words", explanation._repr_html_()),
-        (surprise(found), served_played.snippet),
-        ("Go on", _GO_ON),
-    )
-    body = f'<style>{_STYLE}</style><p class="title">What a real job sends</p><p>{_FIRST}</p>'
-    for title, content in parts:
-        body += f"<section><h2>{html.escape(title)}</h2>{content}</section>"
-    (folder / PAGE).write_text(page("dlearn: what a real job sends", body), encoding="utf-8")
-
-
-_STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
-main > .title { font-size: 2rem; font-weight: 700; }
-section { margin-top: 3rem; }
-img { max-width: 100%; }
-table { border-collapse: collapse; }
-td, th { padding: 0.1rem 0.6rem; }
-code { overflow-wrap: anywhere; }
-"""
-_FIRST = (
-    "Recorded just now on this machine: three ranks that train a small ConvNet on handwritten digits, and the same"
-    " net on a parameter server. Nothing here was drawn by hand. Press the arrow keys in a picture to go on."
-)
-_GO_ON = (
-    "<p>In a notebook: <code>from dlearn import Trace, draw, explain; trace = Trace.load('trace')</code>, then"
-    " <code>explain(trace)</code> or <code>draw.timeline(trace.within('step 3'))</code>. Of a script of your own,"
-    " without changing it: <code>dlearn run train.py</code>.</p>"
-)
+    step, name = trace.within(explanation.part), served.label(found.drivers[0])
+    told = play.player(served, messages=of_one_trainer(found), title=f"An iteration of {name}")
+    docs = Path(__file__).parents[2] / "docs"  # In a copy of the repository.
+    page = render(
+        "demo.html", package="dlearn.lessons", title="dlearn: what a real job sends",
+        ranks=RANKS, steps=len(trace.spans), part=explanation.part, trainer=name,
+        step=Markup(play.player(step).snippet), strip=Markup(play.strip(trace).snippet),
+        words=Markup(explanation._repr_html_()), served=Markup(told.snippet),
+        surprise=surprise(found), docs=docs.as_uri() if docs.is_dir() else "",
+    )  # fmt: skip
+    (folder / PAGE).write_text(page, encoding="utf-8")
 
 
 def surprise(found: Iteration) -> str:
-    """Return "You were told 4 messages an iteration; it is 14"."""
+    """Return "One iteration with a parameter server takes 14 messages, not 4"."""
     asked_for = [step for step in found.story if step.messages[0] is not None]
-    return f"You were told {len(asked_for)} messages an iteration; it is {len(of_one_trainer(found))}"
+    sent = len(of_one_trainer(found))
+    return f"One iteration with a parameter server takes {sent} messages, not {len(asked_for)}"
 
 
 def of_one_trainer(found: Iteration) -> list[Message]:

@@ -171,14 +171,16 @@ def waits_for_a_call(hang: Hang) -> bool:
 
 
 def _what(call: Call) -> str:
-    """Return "all_reduce #12, bucket 1"."""
+    """Return "all_reduce #12, bucket 1" or "all_gather_single #3, blocks.0"."""
     if isinstance(call, RpcCall):
         return f"{call.op} {call.function}()"
     if isinstance(call, Rendezvous):
         return call.op
-    index = call.bucket_index if isinstance(call, Collective) else None
-    bucket = f", bucket {index}" if index is not None else ""
-    return f"{call.op} #{call.seq}{bucket}"
+    index, module = None, ""
+    if isinstance(call, Collective):
+        index, module = call.bucket_index, call.module.strip(".")
+    what = module if index is None else f"bucket {index}"
+    return f"{call.op} #{call.seq}, {what}".removesuffix(", ")
 
 
 class LiveDisplay:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from dlearn.diagnosis.hang_report import call_text, report
 from dlearn.errors import DlearnError, TraceError
 from dlearn.live.gate_server import Activity, GateServer, Name, Passed, PausedCall
 from dlearn.live.live_rows import waits_for_a_call
+from dlearn.notices import notice
 from dlearn.shown import Paragraph, Shown, Table
 from dlearn.trace import Trace
 
@@ -287,8 +287,7 @@ def settle(gate_server: GateServer, enough: Callable[[float], object]) -> frozen
                 return frozenset(gate_server.names) - here
         if busy and not said and time.monotonic() - began >= TELL_SECONDS:
             who = ", ".join(map(rank_text, busy))
-            line = f"dlearn: waiting until {who} calls something (an interrupt ends this wait only)"
-            print(line, file=sys.stderr, flush=True)
+            notice(f"waiting until {who} calls something (an interrupt ends this wait only)")
             said = True
     return None
 

@@ -6,7 +6,6 @@ sends each new state to the page, and each click to the job.
 
 from __future__ import annotations
 
-import html
 import threading
 import time
 import weakref
@@ -77,13 +76,7 @@ class PausedPage:
         words = [str(call) for call in self._gate.calls[:MOST_SENT]]
         if job is not None:
             words += [f"{name}: {now}" for name, now in job.ranks.items()]
-        items = "".join(f"<li>{html.escape(text)}</li>" for text in words)
-        body = (
-            '<div class="bar"></div><div class="picture"></div><p class="hang" role="status"></p>'
-            '<p class="sentence" aria-live="polite"></p>'
-            f'<div class="listed"><ul>{items}</ul></div>'
-        )
-        return frame("paused", self._name, "A held job", body, pack(self.state(), {}))
+        return frame("paused", self._name, "A held job", pack(self.state(), {}), words=words)
 
     def open(self) -> None:
         """Join the stages of this job on the page, later ones too. Raises SetupError without anywidget."""

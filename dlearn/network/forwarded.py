@@ -67,6 +67,11 @@ class Forwarded(Result, frozen=True, kw_only=True):
     pairs: tuple[CarriedPair, ...]
     stragglers: tuple[CarriedRank, ...]
 
+    def records(self) -> Iterator[dict[str, object]]:
+        """Yield a row for each port of the switch: the fields of `CarriedPort`."""
+        for port in self.ports:
+            yield msgspec.structs.asdict(port) | {"asked": str(port.asked)}
+
     def paragraphs(self) -> Iterator[str | Table]:
         payload = size_text(sum(pair.payload for pair in self.pairs))
         packets = sum(pair.packets for pair in self.pairs)

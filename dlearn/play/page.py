@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import html
 import json
 import os
 import zlib
 from collections.abc import Mapping
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from dlearn.draw.palette import DARK, LIGHT, LINES
 from dlearn.errors import SetupError, optional
@@ -45,12 +47,7 @@ def page(title: str, snippet: str, path: str | os.PathLike[str] | None = None) -
     """
     heading = '<p class="title" role="heading" aria-level="1">'
     headed = snippet.replace('<p class="title">', heading, 1)
-    made = (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width">'
-        '<meta name="color-scheme" content="light dark">'
-        f"<title>{html.escape(title)}</title></head>\n<body><main>{headed}</main></body></html>\n"
-    )
+    made = render("page.html", title=title, content=Markup(headed))
     if path is not None:
         try:
             Path(path).write_text(made, encoding="utf-8")
@@ -79,18 +76,22 @@ def name_for(title: str, data: str) -> str:
     return hashlib.sha256(f"{title}{data}".encode()).hexdigest()[:8]
 
 
-def frame(kind: str, name: str, title: str, body: str, data: str) -> str:
-    """Return the HTML of a page's snippet: style, title, body, data and scripts."""
-    own = "" if kind == "player" else f" dlearn-{kind}"
+def frame(kind: str, name: str, title: str, data: str, **facts: Any) -> str:
+    """Return the HTML of a page's snippet: the template `kind` of these facts, `data` and scripts."""
     script = "\n".join(map(_read, _SCRIPTS[kind]))
-    # The scripts are one function, so that the page around it sees nothing of what is in it.
-    # No shortcut of JupyterLab may take the arrow keys away, and no "$" in a name starts a formula.
-    return (
-        f'<div class="dlearn-player{own} mathjax_ignore tex2jax_ignore"'
-        f' data-{kind}="{name}" data-lm-suppress-shortcuts="true"><style>{_style()}</style>'
-        f'<p class="title">{html.escape(title)}</p>{body}'
-        f'<script type="application/dlearn">{data}</script><script>(() => {{\n{script}\n}})();</script></div>'
-    )
+    trusted: dict[str, Any] = {"style": Markup(_style()), "script": Markup(script), "data": data}
+    return render(f"{kind}.html", kind=kind, name=name, title=title, **trusted, **facts)
+
+
+def render(template: str, *, package: str = "dlearn.play", **facts: object) -> str:
+    """Return a template of this package with these facts; what is no Markup is escaped."""
+    return _templates(package).get_template(template).render(facts)
+
+
+@cache
+def _templates(package: str) -> Environment:
+    loader = ChoiceLoader([PackageLoader(package), PackageLoader("dlearn.play")])
+    return Environment(loader=loader, autoescape=True, trim_blocks=True, undefined=StrictUndefined)
 
 
 def _style() -> str:

@@ -6,12 +6,13 @@ scripts shows a static picture, and the first steps in words.
 
 from __future__ import annotations
 
-import html
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, SupportsIndex
+
+from markupsafe import Markup
 
 from dlearn.analysis.replay import Walkthrough, walkthrough
 from dlearn.draw.animation import animate
@@ -38,7 +39,9 @@ class Player(Page):
         self.notes = tuple(printable(note) for note in walk.notes)
         data = pack(player_facts(walk), {})
         self._name = name_for(self.title, data)
-        self.snippet = frame("player", self._name, self.title, self._body(), data)
+        facts = {"sentences": self.sentences, "most": MOST_ROWS, "notes": self.notes}
+        picture = Markup(static_frame(walk))
+        self.snippet = frame("player", self._name, self.title, data, picture=picture, **facts)
         hung = (number for number, step in enumerate(walk.steps, 1) if step.absent)
         self._step = next(hung, 0)
         self._callbacks: list[Callable[[int], object]] = []
@@ -81,22 +84,6 @@ class Player(Page):
     def to_gif(self, path: str | os.PathLike[str], *, seconds: float = 1.2) -> None:
         """Write an animation of the stage, in at most 40 frames."""
         animate(self.walk, path, seconds=seconds)
-
-    def _body(self) -> str:
-        walk, more = self.walk, len(self.sentences) - MOST_ROWS
-        words = [html.escape(sentence) for sentence in self.sentences[:MOST_ROWS]]
-        if more > 0:
-            words.append(f"... and {more:,} more, for which this page must be allowed to run scripts")
-        notes = [f'<p class="note">{html.escape(note)}</p>' for note in self.notes]
-        listed = "".join(f"<li>{each}</li>" for each in words)
-        return (
-            '<div class="bar"></div>'
-            f'<div class="picture">{static_frame(walk)}</div>'
-            '<div class="holds" role="group" aria-label="What each rank holds"></div>'
-            '<div class="totals"></div>'
-            f"<details open><summary>All steps in words</summary><ol>{listed}</ol></details>"
-            f"{''.join(notes)}"
-        )
 
     def _repr_html_(self) -> str:
         return self.snippet

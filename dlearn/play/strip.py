@@ -33,6 +33,10 @@ _LEAST_UNIT_NS = 100
 _HIGHEST = 2**31 - 2  # Of a number in four bytes.
 _ROOM_FOR_STUCK = 1.15  # The page is longer than what was seen, where a call has not come out.
 _NAMES_SHOWN = 3  # Of one colour, in the legend.
+_KEYS = {
+    "Home": "Whole", "+": "Zoom in", "-": "Zoom out", "p": "Previous call", "n": "Next call",
+    "Escape": "Choose none",
+}  # fmt: skip
 
 
 class Strip(Page):
@@ -45,7 +49,7 @@ class Strip(Page):
         finding = f": {self.steps.finding}" if self.steps.steps else ""
         self.title = printable(f"{counted}{finding}")
         data = pack(*strip_facts(trace, self.steps))
-        self.snippet = frame("strip", name_for(self.title, data), self.title, _BODY, data)
+        self.snippet = frame("strip", name_for(self.title, data), self.title, data, keys=_KEYS)
         self._trace = trace
 
     def _repr_html_(self) -> str:
@@ -224,25 +228,3 @@ def _cells(
             shade = int(255 * shades[rank])
         cells.append((lanes[rank], units(on_rank.start_ns), units(end_ns), shade))
     return cells
-
-
-# HTML -----------------------------------------------------------------------------------------------------------------
-
-_KEYS = {
-    "Home": "Whole", "+": "Zoom in", "-": "Zoom out", "p": "Previous call", "n": "Next call",
-    "Escape": "Choose none",
-}  # fmt: skip
-_BUTTONS = "".join(f'<button type="button" data-key="{key}">{name}</button>' for key, name in _KEYS.items())
-_BODY = f"""
-<div class="travel" hidden>
-<div class="bar buttons"><select aria-label="Go to a step"></select>{_BUTTONS}</div>
-<canvas class="overview" role="img" aria-label="The whole run: drag to choose what is shown below"></canvas>
-<p class="note legend"></p>
-<canvas class="lanes" tabindex="0" role="application" aria-label="A lane for each rank. Left and right move, plus and
-minus zoom, N and P go to the next and the previous call, up and down to another rank, Escape chooses none."></canvas>
-<p class="sentence" aria-live="polite"></p>
-<p class="note">The same in Python: <code></code> <button type="button" class="copy">Copy</button></p>
-<p class="note">Who sent to whom in it: from a row's rank to a column's, the stronger the more bytes.</p>
-<canvas class="traffic" role="img" aria-label="Traffic matrix of what is chosen; the sentence has its sum"></canvas>
-</div>
-"""

@@ -18,6 +18,7 @@ from dlearn.events.event import PointToPoint
 from dlearn.events.job_facts import Heartbeat
 from dlearn.hooks.callers import site_of_thread
 from dlearn.hooks.host import Host
+from dlearn.notices import notice
 
 LOOKS = 20  # How often it looks before it speaks.
 _WAITS = {("dlearn.hooks.c10d.works", "wait"), ("dlearn.hooks.mpi.mpi_calls", "_made")}
@@ -74,7 +75,7 @@ class HangWatch:
         try:
             trace = Trace.load(self._path.parent)
         except TraceError as error:
-            print(f"dlearn: nothing has happened for {seconds:.0f} s, and why cannot be told: {error}", file=sys.stderr)
+            notice(f"nothing has happened for {seconds:.0f} s, and why cannot be told: {error}")
             return
         me = next((process.rank for process in trace.processes if process.path.name == self._path.name), None)
         waits = _waits_for_a_message()
@@ -87,8 +88,7 @@ class HangWatch:
         said = [*(each[:2] for each in report(current, trace)), *meeting_report(trace, current)]
         for speaker, sentence in said:
             if speaker == me:
-                start = "\ndlearn" if sys.stderr.isatty() else "dlearn"  # A bar of progress may stand in the open line.
-                print(f"{start}: nothing has happened for {seconds:.0f} s: {sentence}.", file=sys.stderr, flush=True)
+                notice(f"nothing has happened for {seconds:.0f} s: {sentence}.")
 
 
 def _waits_for_a_message() -> bool:

@@ -35,7 +35,7 @@ from dlearn.events.options import Options
 from dlearn.events.rendezvous import Rendezvous
 from dlearn.events.source import Source, describe, find
 from dlearn.events.writer import Writer
-from dlearn.hooks import ddp, gate, rendezvous_calls
+from dlearn.hooks import ddp, gate, profiler_ranges, rendezvous_calls
 from dlearn.hooks.c10d import collectives
 from dlearn.hooks.c10d.groups import Groups
 from dlearn.hooks.callers import class_name, site_of_error
@@ -47,21 +47,20 @@ from dlearn.hooks.network.sockets import Sockets
 from dlearn.hooks.patches import guarded
 from dlearn.hooks.rpc import rpc_hook
 from dlearn.hooks.rpc.rpc_agent_log import AgentLog
+from dlearn.notices import notice
 from dlearn.recorder.hang_watch import HangWatch
 
 OWN = (
     collectives.install, ddp.install, mpi_hook.install, rpc_hook.install, collectives.install_groups,
-    ddp.install_steps, rendezvous_calls.install,
+    ddp.install_steps, rendezvous_calls.install, profiler_ranges.install,
 )  # fmt: skip
 """dlearn's own recorders, in this order. One for another library: docs/new-recorder.md."""
 
-LONGEST_SPAN = 200
-"""Characters of a span's name that are kept."""
+LONGEST_SPAN = 200  # Characters of a span's name that are kept.
 ENDS_SECONDS = 0.05
 """How long `measure="phase"` waits before an operation for those under way to end."""
 _clock = time.monotonic_ns
-OUTSIDE = -1
-"""The number of every event outside the steps that were asked for."""
+OUTSIDE = -1  # The number of every event outside the steps that were asked for.
 
 
 class Recording(Host):
@@ -70,8 +69,7 @@ class Recording(Host):
     def __init__(
         self, path: Path, header: Header, options: Options, *, sorted_stderr: bool, alone: bool, lazy: bool
     ) -> None:
-        self.undo = ExitStack()
-        """Everything that `stop` gives back, the last first."""
+        self.undo = ExitStack()  # Everything that `stop` gives back, the last first.
         self.options, self._wanted_steps = options, options.steps
         self._measured_phases = options.measure == "phase"
         self._said_refused = self._outside = self._step_is_due = False
@@ -110,6 +108,7 @@ class Recording(Host):
         self._owner = threading.get_ident()
         self._open_spans: dict[int, list[int]] = {self._owner: []}
         self._span_names: dict[int, str] = {}
+        self._ranges: set[int] = set()
         self._hook_errors = self._works_dropped = self._left_out = 0
         self._posted: set[int] = set()
         """Sends and receives of Python process groups that the program has not waited for."""
@@ -120,6 +119,8 @@ class Recording(Host):
             return OUTSIDE
         thread = threading.get_ident()
         spans = self._open_spans.get(thread) or self._open_spans[self._owner]
+        if self._ranges and kind is Counters:
+            spans = [each for each in spans if each not in self._ranges]
         if kind is PointToPoint and self._steps:
             facts |= self._steps.get(thread, {})
         watched = self._measured_phases and kind in (Collective, PointToPoint)
@@ -179,7 +180,7 @@ class Recording(Host):
                 self._said_refused = True
                 problem = f"a line of the trace could not be written ({error.strerror})"
                 others = "such lines are counted, and the trace says how many they are"
-                print(f"dlearn: {problem}. The program goes on; {others}.", file=sys.stderr)
+                notice(f"{problem}. The program goes on; {others}.")
 
     def function_ended(self, error: str) -> None:
         """Note that the function that a cluster called has returned, or raised `error`."""
@@ -205,31 +206,38 @@ class Recording(Host):
         if self._hook_errors == 1:
             problem = f"could not record {where} ({type(error).__name__}: {error})"
             others = "further failures are only counted"
-            print(f"dlearn: {problem}. The program goes on; {others}.", file=sys.stderr)
+            notice(f"{problem}. The program goes on; {others}.")
 
     def dropped(self) -> None:
         self._works_dropped += 1
 
-    def open_span(self, name: str, thread: int | None = None) -> int:
+    def open_span(self, name: str, thread: int | None = None, *, of_profiler: bool = False) -> int:
         """Open a span of this thread, or of another: optimizers may step on a thread of RPC."""
         spans = self._open_spans.get(thread, []) if thread is not None else []
         inside = {"parent": spans[-1] if spans else None} if thread is not None else {}
+        text = ""
         try:
             text = str(name).encode("utf-8", "replace").decode()[:LONGEST_SPAN]
-            number = self.event(Span, name=text, **inside)
-            self._span_names[number] = text
+            number = self.event(Span, name=text, of_profiler=of_profiler, **inside)
         except Exception as error:  # The name may be any object.
             self.failed("a span", error)
             number = next(self._numbers)
+        self._span_names[number] = text
         self.enter(number, thread)
-        self.count()
+        if of_profiler:  # There may be thousands: no counters are read for them.
+            self._ranges.add(number)
+        else:
+            self.count()
         return number
 
     def close_span(self, number: int, thread: int | None = None) -> None:
-        self.count()
+        if self._span_names.pop(number, None) is None:
+            return  # One of the process that has forked this one.
+        if number not in self._ranges:
+            self.count()
+        self._ranges.discard(number)
         self.leave(number, thread)
         self.end(number, by="return")
-        self._span_names.pop(number, None)
 
     def span_names(self) -> list[str]:
         inside = self._open_spans.get(threading.get_ident()) or self._open_spans[self._owner]
@@ -266,6 +274,10 @@ class Recording(Host):
 
     def _close_step(self) -> None:
         if self._step_span is not None:
+            spans = self._open_spans.get(self._owner, [])
+            if self._step_span in spans:
+                # A range open in it, as around optimizer.step(), does not contain the next step.
+                del spans[spans.index(self._step_span) + 1 :]
             self.close_span(self._step_span, self._owner)
             self._step_span = None
 

@@ -21,6 +21,7 @@ import msgspec
 from dlearn.events.job_facts import Exit
 from dlearn.events.options import Options
 from dlearn.events.writer import note_end
+from dlearn.notices import notice
 
 if TYPE_CHECKING:
     from dlearn.hooks.patches import Patches
@@ -60,7 +61,7 @@ def attach() -> None:
         _end_with_launcher(order)
         _record(order)
     except Exception as error:
-        print(f"dlearn: this process is not recorded: {type(error).__name__}: {error}", file=sys.stderr)
+        notice(f"this process is not recorded: {type(error).__name__}: {error}")
 
 
 def _record(order: Order) -> None:
@@ -102,7 +103,7 @@ def note_exit(folder: Path, pid: int, status: int) -> None:
         try:
             note_end(path, Exit(status=status))
         except OSError as error:
-            print(f"dlearn: {path.name} does not say how it ended: {error.strerror}", file=sys.stderr)
+            notice(f"{path.name} does not say how it ended: {error.strerror}")
 
 
 def watch_exits(folder: Path, kind: type) -> Patches:

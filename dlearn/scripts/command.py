@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import secrets
 import shlex
@@ -11,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -26,51 +26,49 @@ from dlearn.errors import SetupError, TraceError, WrongArguments, optional
 from dlearn.events.options import Options
 from dlearn.join.wait_times import waiting
 from dlearn.live.live_rows import LiveRows
+from dlearn.notices import notice
 from dlearn.scripts.attach import Order, note_exit, watch_exits
 from dlearn.scripts.prompt import paused_at_a_prompt
 from dlearn.scripts.wired import WiredRun
 from dlearn.shown import count_text, time_text
 from dlearn.trace import Trace
 
-USAGE = """\
-usage: dlearn run [the options below, and torchrun's own] (script.py | -m module) [args ...]
-
-Run a script as it is, and record its processes: torchrun's ranks, those that it spawns or starts, and theirs. Without
-options of torchrun it is started as `python script.py`; with any, as by torchrun: `dlearn run --nproc-per-node 2 x.py`.
-
-  --trace DIR           folder for the trace (default: traces/SCRIPT-TIME); it must not hold one already
-  --steps A:B           only the steps A to B-1, counted by the optimizer's; each becomes a span "step A"
-  --hang-after SECONDS  say who waits for whom when nothing has happened for so long (default: 60; 0: never)
-  --graph               the graph of each distributed autograd context, too
-  --gather              at the end, bring the files of other hosts to rank 0's folder
-  --live                what each rank does now, in rows at the foot of the terminal
-  --hold                every call waits until you let it through, at a prompt; help there says how (docs/live.md)
-  --sources NAME,NAME   recorders that are off by default: memory, tcp_store, or another that is installed
-  --network WORDS       the ranks talk over a network that is so slow: "100 Mbit/s, 2 ms" (Linux; docs/network.md)
+USAGE = "dlearn run [options] [torchrun's options] (script.py | -m module) [its arguments ...]"
+ABOUT = """\
+Run a script as it is, and record its processes: torchrun's ranks, those that it starts, and theirs.
+Without options of torchrun it is started as `python script.py`, with any of them as by torchrun;
+torchrun --help lists them.
 """
+_SWITCHES = {
+    "graph": "each graph of distributed autograd",
+    "gather": "at the end, bring the files of other hosts to rank 0's folder",
+    "live": "what each rank does now, in rows at the foot of the terminal",
+    "hold": "each call waits until you let it through, at a prompt; help there says how",
+}
+EXAMPLE = "example: dlearn run --steps 10:12 --nproc-per-node 2 train.py --epochs 3"
+_WANTED = "If torchrun is to start it, say with how many ranks: dlearn run --nproc-per-node 2 ..."
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run one script; return its exit status. If a signal killed it, end by the same signal."""
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(USAGE, end="")
-        return 0 if arguments else 2
-    own, rest = _take_own_options(arguments)
-    by_torchrun = rest[0].startswith("-") and rest[0] not in _MODULE
-    names = [word.split("=")[0].replace("_", "-") for word in rest]
-    several_hosts = by_torchrun and "--nnodes" in names
-    if "--hold" in own and (several_hosts or "--live" in own):
+    if not arguments:
+        _Parser().print_help()
+        return 2
+    options, by_torchrun = _parsed(arguments)
+    if not options.module and not getattr(options, "no_python", False):
+        _check_script(options.training_script)
+    several_hosts = "nnodes" in by_torchrun
+    if options.hold and (several_hosts or options.live):
         raise WrongArguments("dlearn run --hold is for the ranks of one host (without --nnodes), and without --live.")
-    script = next((Path(word).stem for word in rest if word.endswith(".py")), "run")
+    script = options.training_script if options.module else Path(options.training_script).stem
     default = f"traces/{script}-{time.strftime('%Y%m%d-%H%M%S')}"
-    folder = Path(own.get("--trace") or default).resolve()
+    folder = Path(options.trace or default).resolve()
     job = "" if several_hosts else f"{socket.gethostname()}-{secrets.token_hex(4)}"
-    steps = _steps(own["--steps"]) if "--steps" in own else None
-    order = Order(str(folder), job, launcher=os.getpid(), options=_options(own), steps=steps)
+    own = {name: getattr(options, name) for name in ("graph", "gather", "hang_after", "sources")}
+    order = Order(str(folder), job, launcher=os.getpid(), options=own, steps=options.steps)
     made = _claim(folder, several_hosts=several_hosts)
     try:
-        args = _arguments_of_torchrun(rest) if by_torchrun else None
-        status = _run_script(rest, args, own, order)
+        status = _run_script(options, order, by_torchrun=bool(by_torchrun))
         _say_what_was_recorded(folder, alone=not by_torchrun)
     finally:
         for new in made:
@@ -81,104 +79,108 @@ def run(arguments: Sequence[str]) -> int:
     return status
 
 
-def _run_script(rest: Sequence[str], args: Any, own: dict[str, str], order: Order) -> int:
-    """Run the script inside what the options ask for, and return its status."""
-    folder = Path(order.folder)
-    with ExitStack() as around:
-        if "--network" in own:
-            around.enter_context(WiredRun(own["--network"], args, folder))
-        if "--live" in own:
-            around.enter_context(live_rows(folder))
-        if "--hold" in own:
-            gate = around.enter_context(paused_at_a_prompt(folder)).gate_server.address
-            order = msgspec.structs.replace(order, gate=gate)
-        os.environ.update(order.environment())
-        return _python(rest, folder) if args is None else _torchrun(args, folder)
+class _Parser(argparse.ArgumentParser):
+    """Our own options, before those of a `parent`."""
+
+    def __init__(self, *parents: argparse.ArgumentParser) -> None:
+        super().__init__(
+            usage=USAGE,
+            description=ABOUT,
+            epilog=EXAMPLE,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            parents=parents,
+            add_help=not parents,
+            allow_abbrev=bool(parents),
+        )
+        add = self.add_argument_group("dlearn's own options").add_argument
+        trace = "folder for the trace (default: traces/SCRIPT-TIME); it must not hold one already"
+        add("--trace", metavar="DIR", help=trace)
+        steps = 'only the steps A to B-1, counted by the optimizer\'s; each becomes a span "step A"'
+        add("--steps", metavar="A:B", type=_steps, help=steps)
+        hang = "say who waits for whom when nothing happens for so long (default: 60; 0: never)"
+        add("--hang-after", metavar="SECONDS", type=_seconds, default="60", help=hang)
+        for name, text in _SWITCHES.items():
+            add(f"--{name}", action="store_true", help=text)
+        sources = "recorders that are off by default: memory, tcp_store, or an installed one"
+        add("--sources", metavar="NAME,NAME", type=_sources, default=[], help=sources)
+        network = 'ranks talk over a network so slow: "100 Mbit/s, 2 ms" (Linux; docs/network.md)'
+        add("--network", metavar="WORDS", help=network)
+
+    def error(self, message: str) -> NoReturn:
+        raise WrongArguments(f"{message}; see dlearn run --help.")
 
 
-_WITH_VALUE = ("--trace", "--steps", "--hang-after", "--sources", "--network")
-_MODULE = ("-m", "--module")
-_STARTERS = ("torchrun", "python", "python3")
-_ALONE = ("--graph", "--gather", "--live", "--hold")
-
-
-def _take_own_options(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Return our options, which may stand among torchrun's, and the rest, untouched."""
-    own: dict[str, str] = {}
-    others: list[str] = []
-    words = deque(arguments)
-    while words and words[0].startswith("-") and words[0] not in (*_MODULE, "--"):
-        word = words.popleft()
-        name, equals, value = word.partition("=")
-        if name in _ALONE:
-            own[name] = ""
-        elif name in _WITH_VALUE:
-            if not equals and not words:
-                raise WrongArguments(f"dlearn run {name} needs a value; see dlearn run --help.")
-            own[name] = value if equals else words.popleft()
-        else:
-            others.append(word)
-            if not equals and words and _takes_value(name):
-                others.append(words.popleft())
-    if words and words[0] == "--":
-        words.popleft()  # The options end here; so they do without it.
-    if not words:
-        raise WrongArguments("dlearn run needs a script, as in dlearn run --nproc-per-node 2 train.py.")
-    return own, [*others, *words]
-
-
-def _takes_value(name: str) -> bool:
-    """Return whether this option of torchrun's, which may be shortened, takes a value."""
-    optional("torch", needed_by=f"dlearn run {name}")
-    from torch.distributed.run import get_args_parser
-
-    options = get_args_parser()._option_string_actions
-    meant = [name] if name in options else [long for long in options if long.startswith(name)]
-    return any(options[long].nargs != 0 for long in meant)
-
-
-def _arguments_of_torchrun(rest: Sequence[str]) -> Any:
-    """Read them as torchrun does. Where it refuses them it says why, under its own name, and ends this process."""
+def _parsed(arguments: Sequence[str]) -> tuple[argparse.Namespace, set[str]]:
+    """Return all options, and which of torchrun's were typed. Torch is loaded where any may be."""
+    alone = _Parser()
+    alone.add_argument("-m", "--module", action="store_true", help="run a module, as python -m")
+    alone.add_argument("training_script", metavar="script.py")
+    alone.add_argument("training_script_args", metavar="args", nargs=argparse.REMAINDER)
+    options, others = alone.parse_known_args(arguments)
+    if not others:
+        return options, set()
+    optional("torch", needed_by=f"dlearn run {others[0]}")
     from torch.distributed import run as engine
 
-    parser = engine.get_args_parser()
-    parser.prog, parser.usage = "torchrun", "see dlearn run --help, and torchrun --help"
-    args = parser.parse_args(list(rest))
+    parser, words = _Parser(engine.get_args_parser()), list(arguments)
+    for end in range(1, len(words)):  # Up to the script: what follows may look like ours.
+        with suppress(WrongArguments):
+            parser.parse_args(words[:end])
+            words[end:] = []
+    args = parser.parse_args(words)
+    args.training_script_args += arguments[len(words) :]
+    not_typed = object()
+    parser.set_defaults(**dict.fromkeys(vars(args), not_typed))
+    typed = vars(parser.parse_args(words)).items()
     try:
         args.nproc_per_node = str(engine.determine_local_world_size(args.nproc_per_node))
         engine.parse_min_max_nnodes(args.nnodes)
     except (ValueError, RuntimeError) as error:
         raise WrongArguments(f"torchrun: {error}; see torchrun --help.") from None
-    if not (args.module or args.no_python):
-        _check_script(args.training_script)
-    return args
-
-
-def _options(own: dict[str, str]) -> dict[str, Any]:
-    """Return the options of each rank's recording; what is wrong is said now, not by each rank."""
-    options: dict[str, Any] = {"graph": "--graph" in own, "gather": "--gather" in own}
-    options["hang_after"] = _seconds(own.get("--hang-after", "60"))
-    options["sources"] = [name for name in own.get("--sources", "").split(",") if name]
-    try:
-        Options(**options)
-    except SetupError as error:
-        raise WrongArguments(f"dlearn run --sources: {error}") from None
-    return options
+    return args, {name for name, value in typed if value is not not_typed} - vars(options).keys()
 
 
 def _steps(text: str) -> tuple[int, int]:
     first, _, last = text.partition(":")
     if first.isdecimal() and last.isdecimal() and int(first) < int(last):
         return int(first), int(last)
-    what = "two numbers, as in --steps 10:12 for the steps 10 and 11"
-    raise WrongArguments(f"dlearn run --steps is {what}, not {text!r}.")
+    raise argparse.ArgumentTypeError(f"two numbers, as 10:12 for the steps 10 and 11, not {text!r}")
 
 
 def _seconds(text: str) -> float | None:
     with suppress(ValueError):
         if 0 <= (seconds := float(text)) < float("inf"):
             return seconds or None
-    raise WrongArguments(f"dlearn run --hang-after is a number of seconds, 0 for never, not {text!r}.")
+    raise argparse.ArgumentTypeError(f"a number of seconds, 0 for never, not {text!r}")
+
+
+def _sources(text: str) -> list[str]:
+    """Return the names; what is wrong is said now, not by each rank."""
+    names = [name for name in text.split(",") if name]
+    try:
+        Options(sources=names)
+    except SetupError as error:
+        raise argparse.ArgumentTypeError(str(error).removesuffix(".")) from None
+    return names
+
+
+def _run_script(options: argparse.Namespace, order: Order, *, by_torchrun: bool) -> int:
+    """Run the script inside what the options ask for, and return its status."""
+    folder = Path(order.folder)
+    with ExitStack() as around:
+        if options.network is not None:
+            args = options if by_torchrun else None
+            around.enter_context(WiredRun(options.network, args, folder))
+        if options.live:
+            around.enter_context(live_rows(folder))
+        if options.hold:
+            gate = around.enter_context(paused_at_a_prompt(folder)).gate_server.address
+            order = msgspec.structs.replace(order, gate=gate)
+        os.environ.update(order.environment())
+        return _torchrun(options, folder) if by_torchrun else _python(options, folder)
+
+
+_STARTERS = ("torchrun", "python", "python3")
 
 
 def _claim(folder: Path, *, several_hosts: bool) -> list[Path]:
@@ -209,13 +211,10 @@ def _claim(folder: Path, *, several_hosts: bool) -> list[Path]:
     return new
 
 
-def _python(rest: Sequence[str], folder: Path) -> int:
+def _python(options: argparse.Namespace, folder: Path) -> int:
     """Run the script as `python script.py` does. Return its exit status, and note it in its file."""
-    if rest[0] in _MODULE:
-        rest = ["-m", *rest[1:]]  # Python does not know the long name.
-    else:
-        _check_script(rest[0])
-    child = subprocess.Popen([sys.executable, *rest])
+    words = ["-m"] * options.module + [options.training_script, *options.training_script_args]
+    child = subprocess.Popen([sys.executable, *words])
 
     def forward(number: int, _: Any) -> None:
         if number != signal.SIGINT or not _in_front_of_a_terminal():
@@ -262,9 +261,10 @@ def _torchrun(args: Any, folder: Path) -> int:
 def _say_what_was_recorded(folder: Path, *, alone: bool) -> None:
     """Summarize on stderr. Whatever goes wrong, the status counts."""
     try:
-        print(summary(folder, alone=alone), file=sys.stderr, flush=True)
+        for line in summary(folder, alone=alone):
+            notice(line, alone=True)
     except Exception as error:  # A full disk, a folder that has gone.
-        print(f"dlearn: what was recorded in {folder} cannot be told: {error}", file=sys.stderr)
+        notice(f"what was recorded in {folder} cannot be told: {error}", alone=True)
 
 
 def _die_by(number: int) -> NoReturn:
@@ -335,16 +335,15 @@ WORTH_SAYING = 0.1
 """A rank that was waited for this share of the time is worth a look."""
 
 
-def summary(folder: Path, *, alone: bool = True) -> str:
-    """Return a few lines for stderr. A script that ran `alone` may have wanted torchrun."""
+def summary(folder: Path, *, alone: bool = True) -> list[str]:
+    """Return a few notices. A script that ran `alone` may have wanted torchrun."""
     if not folder.is_dir() or not any(folder.glob("*.jsonl")):
-        nothing = "dlearn: nothing was recorded: no process of this script used torch.distributed."
-        wanted = "If it wants to be started by torchrun, say with how many ranks: dlearn run --nproc-per-node 2 ..."
-        return f"{nothing} {wanted}" if alone else nothing
+        nothing = "nothing was recorded: no process of this script used torch.distributed."
+        return [f"{nothing} {_WANTED}" if alone else nothing]
     try:
         trace = Trace.load(folder)
     except TraceError as error:
-        return f"dlearn: what was recorded is in {folder}, and cannot be read: {error}"
+        return [f"what was recorded is in {folder}, and cannot be read: {error}"]
     here = Path.cwd()
     shown = str(folder.relative_to(here) if folder.is_relative_to(here) else folder)
     lines = [f"the trace is in {shown}", overview(trace)]
@@ -352,8 +351,8 @@ def summary(folder: Path, *, alone: bool = True) -> str:
     not_seen = reconcile(trace).whole.not_seen_bytes
     lines += [f"not seen: {not_seen:,} B were written that no recorded call accounts for"] if not_seen else []
     lines += _look_at(trace, shown)
-    lines += problem_sentences(trace, SENTENCES)
-    return "\n".join(f"dlearn: {line}" for line in lines)
+    lines += [_WANTED] if alone and not len(trace.matches) and story(trace) else []
+    return lines + problem_sentences(trace, SENTENCES)
 
 
 def _look_at(trace: Trace, shown: str) -> list[str]:
@@ -365,9 +364,15 @@ def _look_at(trace: Trace, shown: str) -> list[str]:
         return sentences
     where = shlex.quote(shown)
     draw = f"in words: dlearn explain {where}; as a picture: dlearn draw timeline {where} -o timeline.svg"
-    lasted = max(event.end_ns or event.start_ns for event in trace.events) - trace.first_ns
+    return ["; ".join(filter(None, (late_text(trace), draw)))]
+
+
+def late_text(trace: Trace) -> str:
+    """Write "the others waited 3.7 s of 5.7 s for rank 1"; "" if that is little, or goes on."""
+    table, rows = trace.table, trace.rows.rows
+    first_ns = max([trace.first_ns, *table.start_ns[rows[:1]]])
+    lasted = table.end_ns[rows].max(initial=first_ns) - first_ns
     rank, waited = max(waiting(trace).items(), key=lambda pair: pair[1], default=(0, 0))
-    if waited <= WORTH_SAYING * lasted:
-        return [draw]
-    of = f"{time_text(waited)} of {time_text(lasted)}"
-    return [f"the others waited {of} for {trace.label(rank)}; {draw}"]
+    if waited <= WORTH_SAYING * lasted or table.pending[rows].any():
+        return ""
+    return f"the others waited {time_text(waited)} of {time_text(lasted)} for {trace.label(rank)}"

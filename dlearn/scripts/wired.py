@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import socket
-import sys
 import tempfile
 import threading
 from collections.abc import Sequence
@@ -25,6 +24,7 @@ from dlearn.events.writer import note_end
 from dlearn.network.live import LiveNetwork, SwitchProcess
 from dlearn.network.namespace import refusal
 from dlearn.network.plan import Network
+from dlearn.notices import notice
 
 VARIABLE = "DLEARN_RUN_NETWORK"
 """Where a rank asks for its namespace: a socket's file."""
@@ -80,7 +80,7 @@ class WiredRun:
             path = self._trace / f"{socket.gethostname()}-{pid}.jsonl"
             if path.exists():
                 note_end(path, Switched(asked=str(self.network.asked), sent=sent))
-        print(f"dlearn: over {next(carried.paragraphs())}", file=sys.stderr)
+        notice(f"over {next(carried.paragraphs())}", alone=True)
 
     def _serve(self) -> None:
         with suppress(OSError):  # The server is closed: the run is over.
@@ -115,7 +115,7 @@ class WiredRun:
 
 
 def _end(pids: Sequence[int]) -> None:
-    print("dlearn: the ranks lost their network: the switch has ended.", file=sys.stderr)
+    notice("the ranks lost their network: the switch has ended.")
     for pid in pids:
         with suppress(OSError):
             os.kill(pid, signal.SIGTERM)

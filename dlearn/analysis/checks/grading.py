@@ -55,7 +55,7 @@ def assert_traffic(
 
     `bytes_per_rank` is the payload that each rank sends, `2 * (n - 1) / n * S` in a ring all-reduce
     of S bytes; where the ranks differ, a dict (who is not in it sends nothing). All ranks together
-    must send as much to the byte. A single one may be off by 4 n items, and one more for each MiB,
+    must send as much to the byte. A single one may be off by 4 n items a call, and one each MiB,
     because chunks need not come out even: give tensors of at least 100 n items. Nor is it wrong to
     fill up the tensor until it has equal chunks: then all ranks send the same, and in each message
     less than an item more.
@@ -224,7 +224,9 @@ def _wrong_sizes(plan: _Plan) -> str:
     short = {rank: plan.wanted[rank] - sent[rank] for rank in sent}
     rank = max(short, key=lambda rank: abs(short[rank]))
     item = _item_bytes(plan.unit)
-    slack = item * (4 * len(sent) + int(max(plan.wanted.values())) // SEGMENT_BYTES)
+    first, *_ = of_unit = plan.unit.operations
+    calls = 1 if _is_p2p(first) else len(of_unit)  # each of them is cut by itself
+    slack = item * (4 * len(sent) * calls + int(max(plan.wanted.values())) // SEGMENT_BYTES)
     right = plan.seen.total_bytes == round(sum(plan.wanted.values())) and abs(short[rank]) <= slack
     if right or _is_filled_up(plan, short, item):
         return ""

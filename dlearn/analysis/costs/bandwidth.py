@@ -59,6 +59,12 @@ class Bandwidths(Result, frozen=True):
     items: tuple[Bandwidth, ...]
     left_out: dict[str, int]
 
+    def records(self) -> Iterator[dict[str, object]]:
+        """Yield the fields of each `Bandwidth`, and both bandwidths in bytes per second."""
+        for each in self.items:
+            row = msgspec.structs.asdict(each)
+            yield row | {"algbw": each.algorithm_bandwidth, "busbw": each.bus_bandwidth}
+
     def paragraphs(self) -> Iterator[Paragraph]:
         rows = [["op", "ranks", "size", "times", "median time", "algbw", "busbw"]]
         for each in self.items:

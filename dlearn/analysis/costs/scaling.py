@@ -123,6 +123,14 @@ class Scaling(Result, frozen=True, kw_only=True):
         slope = sum(line.slope for line in growing)
         return f"{text}: {_number(slope)} B for each example"
 
+    def records(self) -> Iterator[dict[str, object]]:
+        """Yield a row for each message at each size."""
+        for line in self.lines:
+            for size, payload in zip(line.sizes, line.payload_bytes, strict=True):
+                row: dict[str, object] = {"between": line.between, "what": line.what, "size": size}
+                row["payload_bytes"] = payload if line.known else None
+                yield row | {"slope": line.slope if line.known else None, "exact": line.exact}
+
     def paragraphs(self) -> Iterator[Paragraph]:
         """Give each message that grows a sentence, the others one together, and all a table."""
         yield f"{self.finding}."

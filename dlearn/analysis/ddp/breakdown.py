@@ -9,7 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from dlearn.analysis.ddp.step_clock import on_device, step_note
-from dlearn.analysis.ddp.training_steps import Phase, TrainingStep, by_number, training_steps
+from dlearn.analysis.ddp.training_steps import (
+    COMMUNICATION,
+    Phase,
+    TrainingStep,
+    by_number,
+    training_steps,
+)
 from dlearn.events.event import Collective
 from dlearn.shown import Paragraph, RankNames, Result, Table, capitalized, ms, time_text
 from dlearn.trace import Trace
@@ -95,6 +101,16 @@ class Breakdown(Result, frozen=True):
     def _step(self, which: str = "") -> str:
         longest = time_text(_longest_ns(self.middle))
         return f"{capitalized(self.middle[0].title)}{which}, {longest}"
+
+    def records(self) -> Iterator[dict[str, object]]:
+        """Yield a row for each rank in each step: a column for each part, without those not observed."""
+        for each in self.items:
+            row: dict[str, object] = {"step": each.title, "number": each.number}
+            row |= {"rank": self.labels[each.rank], "start_ns": each.start_ns}
+            for phase in (*_COLUMNS.values(), "hidden"):
+                seen = each.observed or phase not in COMMUNICATION
+                row[f"{phase}_ns"] = each.length_ns(phase) if seen else None
+            yield row | {"total_ns": each.total_ns}
 
     def rows(self) -> list[list[str]]:
         """Return a head, and a row for each rank of the median step; ms."""

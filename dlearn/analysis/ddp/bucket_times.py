@@ -15,11 +15,11 @@ import msgspec
 import numpy as np
 
 from dlearn.analysis.ddp.step_clock import clock_note, on_device
-from dlearn.analysis.ddp.training_steps import CalledEnd, phases_by_rank
-from dlearn.events.event import Bucket, Collective, Gradient, Span
+from dlearn.events.event import Bucket, Collective, Gradient
 from dlearn.join.buckets import UNKNOWN
 from dlearn.join.gradients import Pass, passes
 from dlearn.join.joining import operations
+from dlearn.join.training_phases import CalledEnd, phases_by_rank, span_names
 from dlearn.join.wait_times import waited_until_ns
 from dlearn.shown import (
     Paragraph,
@@ -154,6 +154,13 @@ class BucketTimes(Result, frozen=True):
                 said += f": there {first_few(late.never_ready, 1)} {verb} never ready"
         return capital(said, stuck.rank, self.labels)
 
+    def records(self) -> Iterator[dict[str, object]]:
+        """Yield a row for each bucket: the fields of `BucketTime`, ranks by their names."""
+        for each in self.items:
+            row = msgspec.structs.asdict(each) | {"rank": self.labels[each.rank]}
+            row["last_rank"] = None if each.last_rank is None else self.labels[each.last_rank]
+            yield row | {"missing": self.labels.listed(each.missing) if each.missing else ""}
+
     def rows(self) -> list[list[str]]:
         """Return a head, and a row for each bucket of the examples; ms from the pass's start."""
         table = [["pass", "rank", "bucket", "first ready", *_SENT]]
@@ -218,9 +225,7 @@ def bucket_times(trace: Trace) -> BucketTimes:
     for event in trace.whole.of(Bucket):
         reported[event.rank, event.model].append(event)
     wanted = {(event.rank, event.number) for event in trace.of(Gradient)}
-    names: dict[tuple[int, int | None], str] = {}
-    for span in trace.whole.of(Span):
-        names[span.rank, span.number] = span.name
+    names = span_names(trace.whole)
     items = []
     for backward in chain.from_iterable(passes(trace.whole).values()):
         rank, model, gradients = backward.rank, backward.model, backward.gradients

@@ -86,6 +86,18 @@ class Overlap(Result, frozen=True):
             said += f"; ranks stand waiting longest for {longest}"
         return said
 
+    def records(self) -> Iterator[dict[str, object]]:
+        """Yield a row for each rank in each step; what was not observed is None."""
+        for share in self._shares:
+            row: dict[str, object] = {"step": share.title, "rank": self.labels[share.rank]}
+            lengths: list[int | None] = [None] * 3
+            if share.observed:
+                parts = COMMUNICATION, ("transfer",), ("waiting",)
+                lengths = [share.length_ns(*part) for part in parts]
+            row |= zip(("communication_ns", "transfer_ns", "waiting_ns"), lengths, strict=True)
+            longest = [self.labels[rank] for rank, _ in share.waits.most_common(1)]
+            yield row | {"hidden": share.hidden, "waits_for": "".join(longest)}
+
     def rows(self) -> list[list[str]]:
         """Return a head, and a row for each rank in each step, the last ones of many; in ms."""
         table = [[*_HEAD, "waits longest for"]]

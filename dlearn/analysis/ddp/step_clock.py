@@ -6,11 +6,12 @@ from collections import Counter, defaultdict
 
 from msgspec.structs import replace
 
-from dlearn.analysis.ddp.training_steps import Interval, of_ddp, pieces
+from dlearn.analysis.ddp.training_steps import Interval, pieces
 from dlearn.events.clocks import DeviceSpan
 from dlearn.events.event import NOT_OBSERVED, Collective, Event, Gradient, PhaseSpan, Span
 from dlearn.join.joining import operations
 from dlearn.join.selection import once
+from dlearn.join.training_phases import of_ddp
 from dlearn.shown import time_text
 from dlearn.trace import Trace
 

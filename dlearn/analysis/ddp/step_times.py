@@ -1,14 +1,12 @@
 """How long each step took on each rank, and which one is odd: which rank the others waited for.
 
 Steps are DDP's training steps; where there are none, the user's spans that are called the same up
-to a number ("step 3", "iteration 7"). A step is odd if it took more than twice the median, and more
-than all but a few steps do.
+to a number ("step 3", "iteration 7"), or FSDP's from one optimizer's step to the next. A step is
+odd if it took more than twice the median, and more than all but a few steps do.
 """
 
 from __future__ import annotations
 
-import re
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import NamedTuple
@@ -18,8 +16,10 @@ import msgspec
 from dlearn.analysis.ddp.step_clock import gate_note
 from dlearn.analysis.ddp.training_steps import TrainingStep, by_number, training_steps
 from dlearn.diagnosis.hang_detection import Hang, hangs
-from dlearn.events.event import PhaseSpan, Span
+from dlearn.events.event import PhaseSpan
+from dlearn.join import training_phases as phases
 from dlearn.join.tables.operation_table import Operation
+from dlearn.join.training_phases import ENDLESS, numbered_steps
 from dlearn.shown import Paragraph, RankNames, Result, Table, capitalized, count_text, ms, time_text, waits
 from dlearn.trace import Trace
 
@@ -27,11 +27,7 @@ ODD = 2.0
 """An odd step takes so many times the median."""
 _FEWEST = 5
 """Of fewer steps none is called odd."""
-_NUMBER = re.compile(r"\d+")
-_NUMBERED = re.compile(r"[^\W\d]{3,}\D*\d+")
-"""A word and a number: what is called "F3" is a part of something."""
 _ROWS_SHOWN = 12
-_ENDLESS = 1 << 62
 
 
 class StepOnRank(NamedTuple):
@@ -58,9 +54,10 @@ class Late(NamedTuple):
 
 
 class RunStep(msgspec.Struct):
-    """A step of a run: its name, what each rank had of it, and whom they waited for."""
+    """A step of a run: its name and number, what each rank had of it, and whom they waited for."""
 
     title: str
+    number: int
     cells: dict[int, StepOnRank]
     late: Late | None = None
 
@@ -73,7 +70,11 @@ class RunStep(msgspec.Struct):
     @property
     def order_ns(self) -> int:
         """Return its length, to order by; a step that never ended is the longest."""
-        return self.length_ns or _ENDLESS
+        return self.length_ns or ENDLESS
+
+    @property
+    def longest_wait_ns(self) -> int:
+        return self.late.waited_ns if self.late is not None else 0
 
 
 class RunSteps(Result, frozen=True):
@@ -136,6 +137,12 @@ class RunSteps(Result, frozen=True):
             return 0
         never = (at for at, step in enumerate(self.steps) if step.length_ns is None)
         return next(never, self.odd)
+
+    @property
+    def to_draw(self) -> RunStep:
+        """Return one that never ended, else the one of the longest wait, else the last."""
+        never = (step for step in self.steps if step.length_ns is None)
+        return next(never, max(self.steps[:0:-1], key=lambda step: step.longest_wait_ns))
 
     @property
     def finding(self) -> str:
@@ -202,6 +209,12 @@ class RunSteps(Result, frozen=True):
             return " on every rank"
         return f" on {self.labels[longest]}, the longest; the shortest {shortest}"
 
+    def records(self) -> Iterator[dict[str, object]]:
+        """Yield a row for each rank in each step; None where it never finished, or was not observed."""
+        for step in self.steps:
+            for rank, cell in step.cells.items():
+                yield {"step": step.title, "rank": self.labels[rank], **cell._asdict()}
+
     def rows(self) -> list[list[str]]:
         """Return a head, and a row for each of the longest steps."""
         rows = [["step", "ms", "waits longest for", "ms"]]
@@ -226,15 +239,18 @@ def step_times(trace: Trace) -> RunSteps:
     """Measure each step on each rank; of a selection those of which it holds a part."""
     # To look for steps, all operations are made: not of a million sends that belong to none.
     found = training_steps(trace) if trace.whole.rows.has(PhaseSpan) else ()
-    steps = [_run_step(of_ranks) for of_ranks in by_number(found)] or _spans(trace)
+    numbers = [*numbered_steps(trace.whole)] if found else []
+    steps = [_run_step(of_ranks, numbers) for of_ranks in by_number(found)] or _spans(trace)
     over = {step.rank: step.rows[-1].work == "optimizer" for step in found if step.rows}
+    if not steps:
+        steps, over = _of_fsdp(trace)
     for hang in hangs(trace) if steps else ():
         _mark(hang, over, steps)
     ranks = sorted({rank for step in steps for rank in step.cells})
     return RunSteps(tuple(steps), tuple(ranks), trace.labels, gate_note(trace))
 
 
-def _run_step(of_ranks: Sequence[TrainingStep]) -> RunStep:
+def _run_step(of_ranks: Sequence[TrainingStep], numbers: Sequence[int]) -> RunStep:
     """Put the step's ranks side by side, with the rank that the longest wait was for."""
     cells: dict[int, StepOnRank] = {}
     for each in of_ranks:
@@ -242,7 +258,7 @@ def _run_step(of_ranks: Sequence[TrainingStep]) -> RunStep:
     calls = [call for each in of_ranks for call in each.calls if call.waited_ns]
     longest = max(calls, key=lambda call: call.waited_ns, default=None)
     late = None if longest is None else _late(longest.operation, longest.waited_ns)
-    return RunStep(of_ranks[0].title, cells, late)
+    return RunStep(of_ranks[0].title, numbers[of_ranks[0].number], cells, late)
 
 
 def _late(operation: Operation, waited_ns: int) -> Late:
@@ -263,7 +279,7 @@ def _mark(hang: Hang, over: dict[int, bool], steps: list[RunStep]) -> None:
             continue
         index = began[-1] + over.get(end.rank, False)
         if index == len(steps):
-            steps.append(RunStep(f"training step {index}", {}))
+            steps.append(RunStep(f"training step {index}", steps[-1].number + 1, {}))
         step = steps[index]
         cell = step.cells.get(end.rank)
         step.cells[end.rank] = StepOnRank(cell.start_ns if cell else end.start_ns, None, None)
@@ -272,15 +288,25 @@ def _mark(hang: Hang, over: dict[int, bool], steps: list[RunStep]) -> None:
 
 
 def _spans(trace: Trace) -> list[RunStep]:
-    """Take the most usual kind of the user's spans for steps, by name, in the order of start."""
-    kinds: dict[str, list[Span]] = defaultdict(list)
-    for span in trace.of(Span):
-        if _NUMBERED.match(span.name):
-            kinds[_NUMBER.sub("#", span.name)].append(span)
-    steps: dict[str, RunStep] = {}
-    usual = max(kinds.values(), key=len, default=[])
-    for span in sorted(usual, key=lambda span: span.start_ns):
-        step = steps.setdefault(span.name, RunStep(span.name, {}))
-        length_ns = None if span.end_ns is None else span.end_ns - span.start_ns
-        step.cells[span.rank] = StepOnRank(span.start_ns, length_ns, None)
-    return list(steps.values())
+    numbers = {title: number for number, title in numbered_steps(trace.whole).items()}
+    steps: list[RunStep] = []
+    for name, spans in phases.step_spans(trace).items():
+        steps.append(RunStep(name, numbers.get(name, len(steps)), {}))
+        for span in spans:
+            length_ns = None if span.end_ns is None else span.end_ns - span.start_ns
+            steps[-1].cells[span.rank] = StepOnRank(span.start_ns, length_ns, None)
+    return steps
+
+
+def _of_fsdp(trace: Trace) -> tuple[list[RunStep], dict[int, bool]]:
+    """Return the steps from optimizer to optimizer, and of which ranks all of the last was seen."""
+    here = set(phases.step_of_rows(trace.whole)[trace.rows.rows].tolist())
+    steps: dict[int, RunStep] = {}
+    over = {}
+    for rank, index, start_ns, end_ns in phases.windows_of_steps(trace.whole):
+        if index in here:
+            step = steps.setdefault(index, RunStep(f"training step {index}", index, {}))
+            over[rank] = end_ns != ENDLESS
+            length_ns = end_ns - start_ns if over[rank] else None
+            step.cells[rank] = StepOnRank(start_ns, length_ns, None)
+    return [steps[index] for index in sorted(steps)], over

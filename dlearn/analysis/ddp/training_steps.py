@@ -16,14 +16,13 @@ from itertools import groupby, pairwise, starmap
 from typing import Literal, NamedTuple
 
 import msgspec
-from msgspec.structs import replace
 
 from dlearn.events.clocks import CUDA_EVENT_IN_LINE
 from dlearn.events.event import Collective, Gradient, PhaseSpan, Span
 from dlearn.join.ends import End
-from dlearn.join.joining import operations
 from dlearn.join.selection import once
 from dlearn.join.tables.operation_table import Operation
+from dlearn.join.training_phases import StepPhases, of_ddp, steps_by_phases
 from dlearn.join.wait_times import waited_until_ns
 from dlearn.trace import Trace
 
@@ -161,75 +160,22 @@ def by_number(steps: Sequence[TrainingStep]) -> list[list[TrainingStep]]:
 
 def last_step(trace: Trace) -> str:
     """Return the last of the user's spans whose name begins with "step"; "" where none does."""
-    return next((name for name in reversed(trace.spans) if name.startswith("step")), "")
+    names = dict.fromkeys(span.name for span in trace.of(Span) if not span.of_profiler)
+    return next((name for name in reversed(names) if name.startswith("step")), "")
 
 
 @once
 def training_steps(trace: Trace) -> tuple[TrainingStep, ...]:
     """Fill the table: steps by number, then rank; of a selection those that it holds a part of."""
-    whole = trace.whole
     wanted = {(event.rank, event.number) for event in trace.of(PhaseSpan)}
-    names: dict[tuple[int, int | None], str] = {}
-    for span in whole.of(Span):
-        names[span.rank, span.number] = span.name
     gradients: dict[int, list[int]] = defaultdict(list)
-    for gradient in whole.of(Gradient):
+    for gradient in trace.whole.of(Gradient):
         gradients[gradient.rank].append(gradient.start_ns)
     steps = []
-    for rank, of_rank in phases_by_rank(whole).items():
-        for number, phases in enumerate(_cut(of_rank)):
-            if not wanted.isdisjoint((rank, span.number) for span, _ in phases):
-                title = names.get((rank, phases[0][0].parent)) or f"training step {number}"
-                steps.append(_step(number, title, phases, gradients[rank]))
+    for step in steps_by_phases(trace.whole):
+        if not wanted.isdisjoint((step.rank, span.number) for span, _ in step.phases):
+            steps.append(_step(step, gradients[step.rank]))
     return tuple(sorted(steps, key=lambda step: (step.number, step.rank)))
-
-
-CalledEnd = tuple[Operation, End]
-CalledPhase = tuple[PhaseSpan, Sequence[CalledEnd]]
-"""A phase span, and the calls that began in it, in the order of start."""
-
-
-@once
-def phases_by_rank(trace: Trace) -> dict[int, list[CalledPhase]]:
-    """Return the phases of each rank that ended well, by start, from the first forward on.
-
-    A forward pass begins with what DDP sends before it: buckets and buffers.
-    """
-    spans = [span for span in trace.of(PhaseSpan) if span.end_ns is not None and not span.failed]
-    calls: dict[int, list[CalledEnd]] = defaultdict(list)
-    for operation in operations(trace) if spans else ():
-        for end in operation.ends:
-            calls[end.rank].append((operation, end))
-    for of_rank in calls.values():
-        of_rank.sort(key=lambda call: call[1].start_ns)
-    phases: dict[int, list[CalledPhase]] = defaultdict(list)
-    for span in spans:
-        if span.phase != "forward" and span.site and span.rank not in phases:
-            continue  # Before DDP's first forward; older files, which have no sites, begin there.
-        earlier = phases[span.rank]
-        if span.phase == "forward":
-            over_ns = earlier[-1][0].end_ns or 0 if earlier else 0
-            before = _between(calls[span.rank], over_ns, span.start_ns)
-            sent = (end.start_ns for _, end in before if of_ddp(end) and end.phase == "forward")
-            span = replace(span, start_ns=min(sent, default=span.start_ns))
-        within = _between(calls[span.rank], span.start_ns - 1, span.end_ns or 0)
-        earlier.append((span, within))
-    return phases
-
-
-def _between(calls: Sequence[CalledEnd], after_ns: int, until_ns: int) -> Sequence[CalledEnd]:
-    first = bisect_right(calls, after_ns, key=lambda call: call[1].start_ns)
-    return calls[first : bisect_right(calls, until_ns, key=lambda call: call[1].start_ns)]
-
-
-def of_ddp(end: End) -> bool:
-    """Return whether DDP launched it: the reducer, a hook, or the module before forward."""
-    if not isinstance(end, Collective):
-        return False
-    if end.phase != "backward":
-        return end.phase == "forward" and end.role.startswith("DDP")
-    by_callback = bool(end.thread) and end.backward is None
-    return by_callback or end.launcher in ("reducer", "comm hook")
 
 
 def _blocks(end: End) -> bool:
@@ -243,28 +189,11 @@ def _blocks(end: End) -> bool:
     return on_host or end.ended_by == CUDA_EVENT_IN_LINE
 
 
-def _cut(phases: Sequence[CalledPhase]) -> list[list[CalledPhase]]:
-    """Begin a step with the first forward pass after the end of the one before."""
-    by_optimizer = any(span.phase == "optimizer" for span, _ in phases)
-    steps: list[list[CalledPhase]] = []
-    over = True
-    for span, calls in phases:
-        if not steps or (over and span.phase == "forward"):
-            steps.append([])
-            over = False
-        steps[-1].append((span, calls))
-        if by_optimizer:
-            over |= span.phase == "optimizer"
-        elif span.phase == "backward":
-            over |= any(of_ddp(end) for _, end in calls)
-    return steps
-
-
-def _step(number: int, title: str, phases: list[CalledPhase], gradients: list[int]) -> TrainingStep:
+def _step(of_rank: StepPhases, gradients: list[int]) -> TrainingStep:
     calls: list[StepCall] = []
     marks: list[Interval] = []
     others = 0
-    for span, called in phases:
+    for span, called in of_rank.phases:
         end_ns = span.end_ns or 0
         marks.append((span.start_ns, end_ns, span.phase))
         ready = bisect_right(gradients, end_ns)
@@ -280,13 +209,12 @@ def _step(number: int, title: str, phases: list[CalledPhase], gradients: list[in
     if all(call.end_ns is not None for call in calls):
         marks += [(call.start_ns, call.last_arrival_ns, call.operation) for call in calls]
         marks += [(call.last_arrival_ns, call.end_ns or 0, "travels") for call in calls]
-    first = phases[0][0]
     return TrainingStep(
-        number=number,
-        rank=first.rank,
-        title=title,
-        start_ns=first.start_ns,
-        end_ns=max(span.end_ns or 0 for span, _ in phases),
+        number=of_rank.number,
+        rank=of_rank.rank,
+        title=of_rank.title,
+        start_ns=of_rank.start_ns,
+        end_ns=of_rank.end_ns,
         rows=tuple(starmap(_row, pieces(marks))),
         calls=tuple(calls),
         others=others,

@@ -131,6 +131,15 @@ class Iteration(Result, frozen=True, kw_only=True):
         size = f"{tensors:,} B of tensors" if tensors else none
         return f"{step.phase}: {src} sends {dst} {size}: {step.what}"
 
+    def records(self) -> Iterator[dict[str, object]]:
+        """Yield a row for each message, in the order of `steps`, once for each trainer."""
+        for number, step in enumerate(self.steps, 1):
+            for message in filter(None, step.messages):
+                row: dict[str, object] = {"number": number, "phase": step.phase, "op": step.op}
+                row |= {"src": self.labels[message.src], "dst": self.labels[message.dst]}
+                row |= {"tensor_bytes": bytes_of(message.tensors), "wire_bytes": wire_bytes(message)}
+                yield row | {"sent_ns": message.sent_ns, "control": step.control, "what": step.what}
+
     def rows(self) -> list[list[str]]:
         """Return a head and a message a row; bytes on the wire, a column for each trainer."""
         digits = len(str(len(self.steps)))

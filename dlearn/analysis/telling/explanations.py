@@ -10,6 +10,7 @@ import numpy as np
 from dlearn.analysis.ddp.step_times import step_times
 from dlearn.analysis.ddp.training_steps import last_step
 from dlearn.analysis.rpc.iteration import Iteration, iteration, iterations
+from dlearn.analysis.telling.sums import step_sentence, totals
 from dlearn.analysis.volume.reconcile import reconcile
 from dlearn.analysis.volume.topology import topologies
 from dlearn.analysis.volume.traffic import Traffic, traffic_of
@@ -25,7 +26,8 @@ from dlearn.join.message_evidence import confirmed
 from dlearn.join.operation_messages import sums_of, why_unknown
 from dlearn.join.tables.message_table import Message
 from dlearn.join.tables.operation_table import Operation
-from dlearn.shown import Paragraph, Result, count_text, first_few, listed
+from dlearn.join.wording import modules_text
+from dlearn.shown import Paragraph, Result, count_text, first_few
 from dlearn.trace import Trace
 
 NAMES_SHOWN = 4
@@ -84,7 +86,7 @@ def explain(trace: Trace) -> Explanation:
         sentences.append(on_the_wire.sentence)
     odd = step_times(trace).odd_sentence
     more = (f"{odd}." if odd else "", clock_sentence(trace), left_out_sentence(trace))
-    sentences += filter(None, more)
+    sentences += filter(None, (step_sentence(trace), *more))
     sentences += [*story(trace), *problem_sentences(trace)]
     return Explanation(part, tuple(sentences), sent, over_rpc)
 
@@ -179,31 +181,6 @@ def left_out_sentence(trace: Trace) -> str:
     return f"Some steps only, as asked: {count:,} events outside them were not recorded."
 
 
-def totals(part: str, sent: Traffic, over: str) -> str:
-    """Sum up the bytes that each rank sent; `over` says how those to itself went."""
-    operations_left = count_text(sent.unexplained, "operation")
-    if sent.unexplained and not any(sent.by_how.values()):
-        return f"In {part} how much each rank sends is not known: {operations_left} not counted."
-    if not sent.by_how and not sent.unexplained:
-        return f"In {part} no rank was seen sending anything."
-    from_each = {rank: sent.bytes_from(rank=rank) for rank in sent.ranks}
-    text = listed([f"{sent.labels[rank]} sends {size:,} B" for rank, size in from_each.items()])
-    text = f"{text} of payload"
-    if len(set(from_each.values())) == 1:
-        text = f"every rank sends {from_each[sent.ranks[0]]:,} B of payload"
-    text = f"In {part} {text}, {sent.total_bytes:,} B in all"
-    own = sum(size for (src, dst), size in sent.payload_bytes.items() if src == dst)
-    if own:
-        text += f", {own:,} B of it from a rank to itself{over}"
-    if "missing" in sent.by_how:
-        text += f"; {sent.by_how['missing']:,} B were expected and never came"
-    if sent.unexplained:
-        text += f"; {operations_left} not counted"
-    if sent.unsized:
-        text += f"; {count_text(sent.unsized, 'message')} of unknown size not counted"
-    return f"{text}."
-
-
 # A kind of operations -----------------------------------------------------------------------------
 
 
@@ -236,7 +213,7 @@ def _kind(operation: Operation) -> Hashable:
         sums = [*unknown, *(pair._replace(payload_bytes=0) for pair in known)]
     return (
         operation.op,
-        operation.what,
+        "" if _fsdp2_calls([operation]) else operation.what,  # Modules of one size are listed.
         operation.group.name,
         operation.sender,
         operation.receiver,
@@ -249,6 +226,12 @@ def _kind(operation: Operation) -> Hashable:
         operation.mismatch,
         frozenset(sums) or why_unknown(operation),
     )
+
+
+def _fsdp2_calls(group: Sequence[Operation]) -> list[Collective]:
+    """Return the first end of each operation whose module FSDP2 has named."""
+    firsts = [operation.ends[0] for operation in group]
+    return [first for first in firsts if isinstance(first, Collective) and first.module]
 
 
 def _phase(operation: Operation) -> str:
@@ -283,7 +266,8 @@ def _sentence(group: Sequence[Operation], count: int, trace: Trace) -> str:
     then = f" in {first.group.name}" if first.group.described else ""
     then += f" in {_PHASES.get(phase, phase)}" if phase != "none" else ""
     then += f", {count:,} times" if count > 1 else ""
-    size, what = _size_text(*_sizes(first)), first.describe(most=NAMES_SHOWN)
+    size = _size_text(*_sizes(first))
+    what = modules_text(_fsdp2_calls(group)) or first.describe(most=NAMES_SHOWN)
     if src is not None and dst is not None:
         sends = "was to send" if first.refused else "sends"
         sent = f"{size} ({what})" if what else "a message of unknown size"  # An object of mpi4py.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -85,6 +86,15 @@ class Comparison(Result, frozen=True, kw_only=True):
         if count:
             messages_text = count_text(abs(count), "message") + (" more" if count > 0 else " fewer")
         return f"{b} sends {bytes_text}, in {messages_text}"
+
+    def records(self) -> Iterator[dict[str, object]]:
+        """Yield a row for each phase and operation, with the messages and bytes of both runs."""
+        for (phase, op), each in self.by_kind.items():
+            row: dict[str, object] = {"phase": phase, "op": op}
+            for name, amount in (("a", each.a), ("b", each.b)):
+                row[f"messages_{name}"] = amount.message_count
+                row[f"bytes_{name}"] = amount.payload_bytes
+            yield row
 
     def rows(self) -> list[list[str]]:
         """Return a head, a row for each kind, one for all, then a row for each pair of ranks."""

@@ -45,13 +45,20 @@ class RankMemory(Result, frozen=True):
     @property
     def finding(self) -> str:
         if not self.held:
-            return 'No memory was counted: record with sources=["memory"]'
+            return 'No memory was counted: record with sources=["memory"], or --sources memory'
         rank = max(self.held, key=lambda rank: total_bytes(self.peak(rank)))
         peak = self.peak(rank)
         part = max(PARTS, key=lambda part: getattr(peak, part))
         times = f", {total_bytes(peak) / peak.model:.1f} times its model" if peak.model else ""
         largest = f"{size_text(getattr(peak, part))} of it {PARTS[part]}"
         return f"{capitalized(self.labels[rank])} holds at most {size_text(total_bytes(peak))}{times}: {largest}"
+
+    def records(self) -> Iterator[dict[str, object]]:
+        """Yield a row for each change on each rank, with the bytes of each part from then on."""
+        for rank, changes in self.held.items():
+            for each in changes:
+                row: dict[str, object] = {"rank": self.labels[rank], "at_ns": each.start_ns}
+                yield row | {f"{part}_bytes": getattr(each, part) for part in PARTS}
 
     def paragraphs(self) -> Iterator[Paragraph]:
         yield self.finding

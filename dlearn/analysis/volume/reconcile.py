@@ -21,6 +21,7 @@ from dlearn.shown import Paragraph, RankNames, Result, Table, count_text, first_
 from dlearn.trace import Trace
 
 _PARTS_SHOWN = 12
+_SIZES = "payload_bytes", "predicted_bytes", "observer_bytes", "measured_bytes", "residue_bytes"
 
 
 class WirePart(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,6 +116,13 @@ class Reconciliation(Result, frozen=True, kw_only=True):
         if whole.observer_bytes:
             predicted += f", the recorder's own ids {whole.observer_bytes:,} B"
         return f"{whole.what}: {payload}, {predicted}, {text}{aside}."
+
+    def records(self) -> Iterator[dict[str, object]]:
+        """Yield a row for each connection of the whole recording; None where it was not measured."""
+        for pair in self.whole.pairs:
+            row: dict[str, object] = {"src": self.labels[pair.src], "dst": self.labels[pair.dst]}
+            sizes = {name: getattr(pair, name) for name in _SIZES}
+            yield row | {"group": pair.group, **sizes}
 
     def rows(self) -> list[list[str]]:
         """Return a head, a row for each pair of ranks, and the sum; columns that would be empty are left out."""

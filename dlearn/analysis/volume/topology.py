@@ -99,6 +99,12 @@ class Topology(Result, frozen=True):
             texts.append("NCCL has prepared to let a switch add up (NVLS): what it did so went round no ring")
         return [f"{sentence}." for sentence in texts]
 
+    def records(self) -> Iterator[dict[str, object]]:
+        """Yield a row for the links from each rank to each other, of one kind and use."""
+        for edge in self.edges:
+            ends = {"src": self.labels[edge.src], "dst": self.labels[edge.dst]}
+            yield edge._asdict() | ends
+
     def paragraphs(self) -> Iterator[Paragraph]:
         yield from self.sentences
         if self.rings:

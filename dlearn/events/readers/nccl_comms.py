@@ -25,8 +25,7 @@ GIVEN_TO_EACH = ("reduce_scatter_single", "scatter", "all_to_all_single")
 GOT_OF_EACH = ("all_gather_single", "gather", "all_to_all_single")
 """What has a part for, or of, each rank: a log's count is that of one part."""
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
-MOST_NUMBERS = 1 << 24
-"""Of members in all files together: for each rank all of a group are listed."""
+MOST_NUMBERS = 1 << 24  # Of members in all files together: for each rank all of a group are listed.
 
 
 class Communicator:

@@ -20,8 +20,7 @@ from dlearn.events.readers import rank_lines
 from dlearn.events.wiring import ChannelLink, Choice
 
 MARK = " NCCL INFO "
-MOST_CHARACTERS = 8192
-"""Of one line that are looked at; NCCL writes 1,023."""
+MOST_CHARACTERS = 8192  # Of one line that are looked at; NCCL writes 1,023.
 _PREFIX = re.compile(r"([\w.-]{1,255}):(\d{1,10}):(\d{1,10}) \[(\d{1,4})\](?: \S{1,100}:\d{1,6})?$")
 _COMM = re.compile(
     r"(?:\[Rank \d+\] )?(?:ncclComm\w+ )?comm (\w+) rank (\d{1,6}) nranks (\d{1,6}) cudaDev (\d{1,4}) "
@@ -52,8 +51,7 @@ OPS = {
     "AlltoAll": "all_to_all_single", "Gather": "gather", "Scatter": "scatter",
 }  # fmt: skip
 ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
-PROTOCOLS = ("LL", "LL128", "SIMPLE")
-"""By NCCL's numbers, which older logs write."""
+PROTOCOLS = ("LL", "LL128", "SIMPLE")  # By NCCL's numbers, which older logs write.
 
 
 class Device(NamedTuple):
@@ -123,8 +121,7 @@ class Log:
         self.spoken: dict[Thread, list[ThreadPart]] = {}
         self.switched: set[Device] = set()
         self.lines = self.understood = self.unknown_calls = 0
-        self.unassigned: Counter[str] = Counter()
-        """What is understood, but not of whom."""
+        self.unassigned: Counter[str] = Counter()  # What is understood, but not of whom.
         self._by_pointer: dict[tuple[str, int, str], Comm] = {}
         self._of_device: dict[Device, list[Comm]] = defaultdict(list)
         self._making: dict[Thread, Comm] = {}

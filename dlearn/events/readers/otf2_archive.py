@@ -35,8 +35,7 @@ NO_ROOT = 2**32 - 2
 """From here on there is none (OTF2_UNDEFINED_UINT32, OTF2_COLLECTIVE_ROOT_NONE)."""
 _NONBLOCKING = re.compile(r"MPI_I(barrier|bcast|all\w+|gather\w*|scatter\w*|reduce\w*|scan|exscan)", re.IGNORECASE)
 _READ = list[tuple[Header, list[Imported | GroupFact | Collective | PointToPoint]]]
-MOST_SECONDS, MOST_MEMORY = 300, 16 << 30
-"""For one archive."""
+MOST_SECONDS, MOST_MEMORY = 300, 16 << 30  # For one archive.
 
 
 class Otf2:
@@ -104,8 +103,7 @@ class _MpiRank(ForeignRank):
         """Regions that it is in: name, since when, and which event was the first inside of each."""
         self.sent: dict[int, int] = {}
         """Of sends that do not block, by their request: the index of the event."""
-        self.requested: dict[int, int] = {}
-        """Of other calls that do not block: when each began."""
+        self.requested: dict[int, int] = {}  # Of other calls that do not block: when each began.
         self.begun_ns = 0
 
     def since(self, at_ns: int) -> int:
@@ -146,8 +144,7 @@ class _MpiJob:
         self._ranks = {}
         for location, rank in self._rank_of.items():
             self._ranks[location] = _MpiRank(location, rank, len(world))
-        self._elsewhere = 0
-        """Calls of threads that have no rank."""
+        self._elsewhere = 0  # Calls of threads that have no rank.
 
     def see(self, location: Any, event: Any) -> None:
         """Take in one record."""

@@ -33,8 +33,7 @@ ITEM_BYTES = {
     "int64": 8, "int32": 4, "int16": 2, "uint64": 8, "uint32": 4, "uint16": 2,
 }  # fmt: skip
 """Of one element; all others have one byte."""
-IN_PLACE = ("all_reduce", "broadcast", "reduce")
-"""What these get is what they were given."""
+IN_PLACE = ("all_reduce", "broadcast", "reduce")  # What these get is what they were given.
 OPS = {
     "allreduce": "all_reduce",
     "allgather": "all_gather",
@@ -75,8 +74,7 @@ class ForeignRank:
         self.groups: dict[str, GroupFact] = {}
         self.facts: list[Line] = []
         self.events: list[Event] = []
-        self.unexplained = 0
-        """Calls that do not say who sent what to whom."""
+        self.unexplained = 0  # Calls that do not say who sent what to whom.
         self._turns: Counter[tuple[str, str]] = Counter()
 
     def add_group(self, name: str, backend: str, ranks: Sequence[int], *, default: bool) -> None:

@@ -142,9 +142,11 @@ class WaitingWorks:
 
         @untraced
         def wait(work: Work, *args: Any, **kwargs: Any) -> Any:
-            error = ""
+            error = KeyboardInterrupt.__name__  # Ctrl-C may come in here, as soon as C++ is left.
             try:
-                return original(work, *args, **kwargs)
+                result = original(work, *args, **kwargs)
+                error = ""
+                return result
             except BaseException as failure:
                 error = type(failure).__name__
                 raise

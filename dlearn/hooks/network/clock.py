@@ -33,6 +33,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from dlearn.events.agent_log import log_path
 from dlearn.events.job_facts import ClockReading, Joined, Peer
 from dlearn.hooks import Emit
+from dlearn.notices import notice
 
 ROUNDS = 200
 READING_SECONDS = 0.1  # Exchanges for one reading, and how long it may take; the best one counts.
@@ -262,7 +263,7 @@ def gather(clocks: ClockServer, path: Path) -> None:
     """Bring the files of other hosts to rank 0, which waits for them."""
     if clocks.store is None:
         if clocks.out_of_reach:
-            print("dlearn: no files were gathered: the job's store is no TCPStore. Copy them by hand.", file=sys.stderr)
+            notice("no files were gathered: the job's store is no TCPStore. Copy them by hand.")
         return
     store: Store = clocks.store.clone()  # type: ignore[attr-defined]
     store.set_timeout(timedelta(seconds=PIECE_SECONDS))
@@ -302,7 +303,7 @@ def _receive(store: Store, queue: str, target: Path, what: str) -> None:
             stream.write(zlib.decompress(piece))
     except RuntimeError as error:
         why = str(error).splitlines()[0]
-        print(f"dlearn: {what} did not come whole ({why}): copy it by hand.", file=sys.stderr)
+        notice(f"{what} did not come whole ({why}): copy it by hand.")
     finally:
         if stream is not None:
             stream.close()

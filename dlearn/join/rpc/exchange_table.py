@@ -28,8 +28,7 @@ _TIMES = ("sent_ns", "received_ns", "reply_sent_ns", "reply_received_ns")
 _OWN = {"number", "start_ns", "end_ns", "ended_by", "parent", "call", "handed_ns", "arrived_ns"}
 _OWN |= {"run", "returned_ns", "context", "rrefs", "fork", "message"}
 """Fields in which events of the same group may differ."""
-_LONGEST = (2**8, 2**16, 2**31)
-"""Where a context's number takes another number of bytes."""
+_LONGEST = (2**8, 2**16, 2**31)  # Where a context's number takes another number of bytes.
 
 
 @dataclass(eq=False, repr=False)
@@ -52,8 +51,7 @@ class ExchangeTable:
     arrival: Rows
     cause: Rows
     context: Column
-    requests: Mapping[int, Request]
-    """By row, what the agents' logs say of a request."""
+    requests: Mapping[int, Request]  # By row, what the agents' logs say of a request.
 
     def __post_init__(self) -> None:
         self._made = np.full(len(self), None, object)

@@ -95,16 +95,13 @@ class RpcExchange:
     arrival: RpcArrival | None = None
     cause: Event | None = None
     context: int | None = None
-    number: int = 0
-    """In the order of sending."""
+    number: int = 0  # In the order of sending.
     sent_ns: int | None = None
     received_ns: int | None = None
     reply_sent_ns: int | None = None
     reply_received_ns: int | None = None
-    after_backward: bool = False
-    """Of one in a context: whether its backward pass was over."""
-    worker_ids: tuple[int, int] = (0, 0)
-    """RPC's own ids of the two."""
+    after_backward: bool = False  # Of one in a context: whether its backward pass was over.
+    worker_ids: tuple[int, int] = (0, 0)  # RPC's own ids of the two.
 
 
 def kind_of_reply(exchange: RpcExchange) -> str:

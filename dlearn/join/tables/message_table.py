@@ -54,15 +54,12 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     whole_bytes: int = 0
     step: int = 0
     confirmed: bool = False
-    control: bool = False
-    """Of an RPC: torch's own, without any of the program's data."""
-    known_by: str = ""
-    """Of an RPC, how its kind is known: python, window, rule or unknown."""
+    control: bool = False  # Of an RPC: torch's own, without any of the program's data.
+    known_by: str = ""  # Of an RPC, how its kind is known: python, window, rule or unknown.
     tensors: tuple[TensorInfo, ...] = ()
     packed_bytes: int | None = None
     """Of an RPC: the payload without its tensors; None where C++ packed it."""
-    observer_bytes: int = 0
-    """What the recorder adds to it on the wire; in no other count."""
+    observer_bytes: int = 0  # What the recorder adds to it on the wire; in no other count.
 
     @property
     def what(self) -> str:

@@ -21,26 +21,22 @@ if TYPE_CHECKING:
 _ROWS_SHOWN = 10
 _OPS_SHOWN = 6
 _RANKS_SHOWN = 4
-_LONGEST_WHAT = 80
-"""Characters of what travels, in a table of operations."""
+_LONGEST_WHAT = 80  # Characters of what travels, in a table of operations.
 
 
 @dataclass(frozen=True, eq=False)
 class Calls:
     """Ends of operations, one operation after the other: place i of each column is of one end. Times in ns."""
 
-    operation: Rows
-    """Its place among the operations."""
+    operation: Rows  # Its place among the operations.
     rank: Column
     start_ns: Column
-    end_ns: Column
-    """NONE where it was not seen."""
+    end_ns: Column  # NONE where it was not seen.
     pending: Mask
     last_arrival_ns: Column
     """When the last rank called the operation: before this, the others wait."""
     ops: tuple[str, ...]
-    op: Rows
-    """What this rank itself called: a place in `ops`."""
+    op: Rows  # What this rank itself called: a place in `ops`.
 
     def __len__(self) -> int:
         return len(self.operation)
