@@ -131,6 +131,8 @@ def test_the_frame_of_an_analysis_adds_up_to_its_value(traces):
         assert [row["busbw"] for row in speeds.records()] == [each.bus_bandwidth for each in speeds.items]
         for each in analysis.topologies(trace):
             assert sum(row["channels"] for row in each.records()) == sum(edge.channels for edge in each.edges)
+        told = analysis.explain(trace)
+        assert sum(row["bytes"] for row in told.records()) == told.traffic.total_bytes
         if analysis.iterations(trace):
             one = analysis.iteration(trace)
             assert len(one.to_frame()) == len(one.messages)

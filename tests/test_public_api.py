@@ -31,6 +31,12 @@ def test_tab_offers_what_is_promised_and_each_says_what_it_is(module):
     assert [name for name in module.__all__ if not inspect.getdoc(getattr(module, name))] == []
 
 
+def test_every_answer_has_rows_for_a_frame():
+    answers = [each for each in vars(dlearn.analysis).values() if hasattr(each, "to_frame")]
+    assert len(answers) > 10
+    assert [each for each in answers if each.records.__qualname__ == "Result.records"] == []
+
+
 def asks_for_a_trace(function) -> bool:
     first = next(iter(inspect.signature(function).parameters.values()), None)
     return first is not None and str(first.annotation).startswith("Trace")

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from dlearn.export.mermaid import mermaid
 from dlearn.export.perfetto import perfetto
-from dlearn.export.writing import Place, write
 from dlearn.join.joining import operations
 from dlearn.play import player, strip
 from dlearn.play.page import page
+from dlearn.play.writing import Place, write
 from dlearn.trace import Trace
 
 __all__ = ["gif", "html", "mermaid", "perfetto"]
@@ -22,10 +22,7 @@ def html(trace: Trace, path: Place = None) -> str:
     """
     shown = player(trace)
     travel = strip(trace).snippet if len(operations(trace).calls) else ""
-    content = page(shown.title, shown.snippet + travel)
-    if path is not None:
-        write({Path(path): [content]})
-    return content
+    return page(shown.title, shown.snippet + travel, path)
 
 
 def gif(trace: Trace, path: Place = None) -> bytes:

@@ -20,12 +20,12 @@ from dlearn.analysis.telling.explanations import NAMES_SHOWN, payload_text
 from dlearn.analysis.telling.repeats import repeats
 from dlearn.events.event_table import NONE
 from dlearn.events.printable import printable
-from dlearn.export.writing import Place, write
 from dlearn.join.ends import payload_bytes
 from dlearn.join.joining import all_ranks, operations
 from dlearn.join.operation_messages import messages_of, times_of_calls, why_unknown
 from dlearn.join.tables.message_table import Message
 from dlearn.join.tables.operation_table import Operation
+from dlearn.play.writing import Place, write
 from dlearn.shown import size_text
 from dlearn.trace import Trace
 

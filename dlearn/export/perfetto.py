@@ -19,13 +19,13 @@ from dlearn.analysis.telling.explanations import payload_text
 from dlearn.diagnosis.hang_report import missing_text
 from dlearn.events.event import Bucket, Event, Gradient, PhaseSpan, Span
 from dlearn.events.printable import printable
-from dlearn.export.writing import Place, write
 from dlearn.join.ends import End, RpcEnd, payload_bytes
 from dlearn.join.joining import operations
 from dlearn.join.operation_messages import messages_of, why_unknown
 from dlearn.join.tables.message_table import Message
 from dlearn.join.tables.operation_table import Operation
 from dlearn.join.wait_times import waited_until_ns
+from dlearn.play.writing import Place, write
 from dlearn.shown import size_text
 from dlearn.trace import Trace
 

@@ -9,7 +9,7 @@ Int. J. of High Performance Computing Applications 19(1), 2005; the time of addi
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from statistics import median
 from typing import NamedTuple
@@ -215,6 +215,12 @@ class Predictions(Result, frozen=True):
         """Return the algorithms that take the least time for `sizes[index]`."""
         least = min(times[index] for times in self.times.values())
         return tuple(name for name, times in self.times.items() if times[index] <= least * (1 + 1e-9))
+
+    def records(self) -> Iterator[dict[str, object]]:
+        """Yield a row for each algorithm at each size."""
+        for name, times in self.times.items():
+            for size, seconds in zip(self.sizes, times, strict=True):
+                yield {"algorithm": name, "bytes": size, "seconds": seconds}
 
     def rows(self) -> list[list[str]]:
         """Return a row for each algorithm, with steps and bytes (S: size); the fastest has a *."""

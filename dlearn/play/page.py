@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
 import zlib
 from collections.abc import Mapping
 from functools import cache
@@ -18,8 +17,9 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from dlearn.draw.palette import DARK, LIGHT, LINES
-from dlearn.errors import SetupError, optional
+from dlearn.errors import optional
 from dlearn.events.event_table import Column
+from dlearn.play.writing import Place, write
 
 _SCRIPTS = {
     "player": ("elements.js", "pictures.js", "stage.js", "player.js"),
@@ -35,12 +35,12 @@ class Page:
     snippet: str
     """Self-contained HTML, to be put into a page."""
 
-    def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
+    def to_html(self, path: Place = None) -> str:
         """Return a page that needs nothing else; write it to `path` too, if there is one."""
         return page(self.title, self.snippet, path)
 
 
-def page(title: str, snippet: str, path: str | os.PathLike[str] | None = None) -> str:
+def page(title: str, snippet: str, path: Place = None) -> str:
     """Return a page of its own around a snippet; write it to `path` too, if there is one.
 
     The snippet's title becomes the heading. Raises SetupError where the file cannot be written.
@@ -49,11 +49,7 @@ def page(title: str, snippet: str, path: str | os.PathLike[str] | None = None) -
     headed = snippet.replace('<p class="title">', heading, 1)
     made = render("page.html", title=title, content=Markup(headed))
     if path is not None:
-        try:
-            Path(path).write_text(made, encoding="utf-8")
-        except OSError as error:
-            why = f"cannot write {path}: {error.strerror}. Choose another place for it."
-            raise SetupError(why) from None
+        write({Path(path): [made]})
     return made
 
 

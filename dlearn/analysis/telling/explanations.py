@@ -53,6 +53,10 @@ class Explanation(Result, frozen=True):
     iteration: Iteration | None = None
     """Of a job with distributed autograd: its last iteration, message by message."""
 
+    def records(self) -> Iterator[dict[str, object]]:
+        """Yield a row for each pair of ranks, with the bytes of `part`."""
+        yield from self.traffic.records()
+
     def paragraphs(self) -> Iterator[Paragraph]:
         yield from (*self.sentences, "")
         if self.iteration is not None:

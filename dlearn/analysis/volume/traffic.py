@@ -56,6 +56,11 @@ class Matrix(Result, frozen=True):
         """Return the bytes that were sent to this rank."""
         return sum(size for (_, dst), size in self.sizes.items() if dst == rank)
 
+    def records(self) -> Iterator[dict[str, object]]:
+        """Yield a row for each pair of ranks between which bytes are known."""
+        for (src, dst), size in self.sizes.items():
+            yield {"src": self.labels[src], "dst": self.labels[dst], "bytes": size}
+
     def to_frame(self) -> pandas.DataFrame:
         """Return bytes with senders as rows and receivers as columns (needs pandas)."""
         pandas = optional("pandas", needed_by="to_frame")

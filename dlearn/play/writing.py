@@ -1,4 +1,4 @@
-"""Files of an export: all of them are written, or none."""
+"""Files of pages and exports: all of one call are written, or none."""
 
 from __future__ import annotations
 
