@@ -135,10 +135,8 @@ def test_a_prediction_is_kept_as_plain_json_and_compared_before_and_after():
 @pytest.mark.parametrize(
     ("ask", "told"),
     [
-        (
-            lambda: lessons.predict("way", "up", choices=("left", "right")),
-            "'up' is none of the choices; these are: left",
-        ),
+        (lambda: lessons.predict("way", "up", choices=["left"]), "'up' is none of the choices; these are: left"),
+        (lambda: lessons.predict("ring.bytes", "19,200"), "a number without quotes and commas, not '19,200'"),
         (lambda: lessons.predict("ring.bytes", [1]), "a number, a text or a dict, not list"),
         (lambda: lessons.stats("."), r"is no dlearn-predictions\.json: collect those"),
         (lambda: lessons.grade("ring", "."), r"is no \.py and no \.ipynb: put each student's file there"),

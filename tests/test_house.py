@@ -143,7 +143,7 @@ LINES = {
     "dlearn/backends": 615,
     "dlearn/cluster": 3_310,
     "dlearn/collectives": 574,
-    "dlearn/course": 2_097,
+    "dlearn/course": 2_099,
     "dlearn/diagnosis": 2_139,
     "dlearn/draw": 4_663,
     "dlearn/events": 4_575,
@@ -159,7 +159,7 @@ LINES = {
     "dlearn/sources": 331,
     "docs": 1_734,
     "notebooks": 9_621,
-    "tests": 15_991,
+    "tests": 15_989,
     "tools": 182,
 }
 SLACK = 0.01  # So far below its budget a folder may be before the budget has to be lowered.

@@ -61,6 +61,8 @@ def predict(id: str, expected: Answer | None, *, choices: Sequence[str] = ()) ->
         return None
     if choices and expected not in choices:
         raise DlearnError(f"{id}: {expected!r} is none of the choices; these are: {', '.join(choices)}")
+    if isinstance(expected, str) and not choices and not expected.strip("0123456789., "):
+        raise DlearnError(f"{id}: give a number without quotes and commas, not {expected!r}")
     if not isinstance(expected, int | float | str | dict):
         raise DlearnError(f"{id}: expected is a number, a text or a dict, not {type(expected).__name__}")
     entries = _load()
