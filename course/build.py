@@ -24,7 +24,6 @@ KINDS = ("run", "check", "exercise", "answer")
 """Tags of cells, in the sources; a cell without one is run."""
 CLAIM = re.compile(r"[A-Z]{1,2}\d+")
 """The other tags: the id of a question or of a claim that the cell answers."""
-HIDE_INPUT = "hide-input"  # for Jupyter Book; JupyterLab has `source_hidden`
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)#\s]+)(#[^)]*)?\)")
 TEACHERS_OWN = ("**For a teacher:**", "The ids in *answers*", "The `.py` beside")
 """Paragraphs of notebooks/README.md that are not for students begin so."""
@@ -123,13 +122,13 @@ def for_students(notebook: NotebookNode, lesson: str) -> NotebookNode:
 
 
 def fold_answers(notebook: NotebookNode) -> NotebookNode:
-    """Take out answers; fold checks, and behind a prediction the results and what is said of them."""
+    """Take out answers; fold checks, and behind a prediction the section's results and what is said of them."""
     notebook.cells = [cell for cell in notebook.cells if kind_of(cell) != "answer"]
-    predicted = False
+    predicted = section = False
     for cell in notebook.cells:
         if cell.cell_type == "code":
-            hidden = [HIDE_INPUT] if kind_of(cell) == "check" else []
-            if predicted and cell.outputs:
+            hidden = ["hide-input"] if kind_of(cell) == "check" else []  # JupyterLab has `source_hidden`
+            if section and cell.outputs:
                 hidden.append("hide-output")
             if hidden:
                 cell.metadata.tags = [*cell.metadata.get("tags", []), *hidden]
@@ -137,6 +136,7 @@ def fold_answers(notebook: NotebookNode) -> NotebookNode:
             if predicted:
                 cell.source = folded(cell.source)
             predicted = bool(PREDICT.search(cell.source))
+            section = predicted or (section and not re.search("^#", cell.source, re.MULTILINE))
     return notebook
 
 

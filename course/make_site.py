@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from inspect import getdoc, isfunction, signature
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
@@ -25,15 +26,14 @@ from nbformat import NotebookNode
 import dlearn
 from dlearn.course.catalogue import EXERCISES
 
-WIDE, HIGH = 135, 52
-"""Of a lesson in the map, with the room around it."""
+WIDE, HIGH, BOX, PASSAGE = 153, 50, 114, 12
+"""Of a lesson in the map with the room around it, of its box, and of an arrow that passes between boxes."""
 BEFORE = re.compile(r"\*\*Before this:\*\*(.*?)\*\*Takes\*\*\s+about\s+(\d+)", re.DOTALL)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Make the site of the course.")
-    a_folder = "a new folder, or one made by this"
-    parser.add_argument("--out", metavar="DIR", type=Path, required=True, help=a_folder)
+    parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="a new folder, or one made by this")
     out: Path = parser.parse_args().out
     begin_anew(out, "source")
     write_sources(out / "source")
@@ -50,6 +50,7 @@ class Lesson:
 
     name: str
     facts: NotebookNode
+    title: str
     student_minutes: str
     before: tuple[str, ...]
 
@@ -63,7 +64,8 @@ def read(name: str) -> Lesson:
     text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
     before, minutes = found.groups() if (found := BEFORE.search(text)) else ("", "-")
     needs = tuple(re.findall(r"\]\((\w+)\.ipynb\)", before))
-    return Lesson(name, notebook.metadata.dlearn, minutes, needs)
+    title = notebook.cells[0].source.splitlines()[0].lstrip("# ").replace("`", "")
+    return Lesson(name, notebook.metadata.dlearn, title, minutes, needs)
 
 
 def write_sources(source: Path) -> None:
@@ -114,9 +116,8 @@ def paths() -> str:
 def costs(every: list[Lesson]) -> str:
     rows = ["| lesson | a student | runs | memory | needs |", "|---|---|---|---|---|"]
     for each in every:
-        facts, needs = each.facts, ", ".join(each.facts.needs) or "-"
-        minutes = f"{each.student_minutes} min | {facts.minutes} min"
-        rows.append(f"| {each.link} | {minutes} | {facts.peak_mb:,} MB | {needs} |")
+        facts, minutes, needs = each.facts, each.student_minutes, ", ".join(each.facts.needs) or "-"
+        rows.append(f"| {each.link} | {minutes} min | {facts.minutes} min | {facts.peak_mb:,} MB | {needs} |")
     return "\n".join(rows)
 
 
@@ -146,10 +147,10 @@ def api() -> str:
 
 
 def contents(every: list[Lesson]) -> str:
-    names = "\n".join(each.name for each in every)
+    names = "\n".join(f"{each.title} ({each.student_minutes} min) <{each.name}>" for each in every)
     return (
-        "# Lessons\n\nEach asks a question, lets you predict, and runs real ranks. Predict, then unfold what came"
-        " out. A line leads from a lesson to one, on its right, that needs it.\n\n"
+        "# Lessons\n\nEach asks a question, lets you predict, and runs real ranks. Predict, then unfold the output and"
+        " what came out. An arrow leads from a lesson to one that needs it.\n\n"
         "![What builds on what](../docs/map.svg)\n\n"
         f"{paths()}\n\n```{{toctree}}\n:maxdepth: 1\n:caption: All lessons\n\n{names}\n```\n"
     )
@@ -163,7 +164,7 @@ def index(pages: dict[str, str]) -> str:
     return (
         "# Who sent what to whom\n\n"
         "dlearn records every message of a real PyTorch distributed job, and shows it. Read the"
-        " [lessons](notebooks/README.md) here, run them by `make lab`. A path of 90 minutes:"
+        " [lessons](notebooks/README.md) here, run them by `make lab`. A path of two hours:"
         " [quickstart](notebooks/quickstart.ipynb), [ring_all_reduce](notebooks/ring_all_reduce.ipynb),"
         " [museum_of_hangs](notebooks/museum_of_hangs.ipynb). New words: [glossary](docs/glossary.md). For a teacher:"
         " [for a class](docs/for-a-class.md), and [the guide](docs/teaching.md).\n\n"
@@ -182,43 +183,66 @@ def without_ways_out(text: str, folder: Path, pages: dict[str, str]) -> str:
 
 
 def drawn_map(every: list[Lesson]) -> str:
-    """Draw a column for each distance from the first lesson, and lines to what a lesson needs."""
-    before = {each.name: each.before for each in every}
+    """Draw a column for each distance from the first lesson, and an arrow from what a lesson needs to it."""
+    before = in_steps({each.name: each.before for each in every})
     columns: dict[int, list[str]] = {}
     for name in before:
         columns.setdefault(depth(name, before), []).append(name)
-    place = {name: (WIDE * column, HIGH * row) for column, names in columns.items() for row, name in enumerate(names)}
-    height = HIGH * max(map(len, columns.values())) + 10
+    height = {name: HIGH if name.isidentifier() else PASSAGE for name in before}
+    total = {column: sum(height[name] for name in names) for column, names in columns.items()}
+    middle: dict[str, tuple[int, int]] = {}  # of a box's left side, or of where a passage begins
+    for column in sorted(columns):
+        y = (max(total.values()) - total[column]) // 2
+        nearest = {name: [middle[need][1] for need in before[name]] for name in columns[column]}
+        for name in sorted(nearest, key=lambda name: sum(nearest[name]) / max(1, len(nearest[name]))):
+            middle[name] = WIDE * column + 4, y + height[name] // 2
+            y += height[name]
+    tip = '<marker id="tip" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDE * len(columns)} {height}"'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDE * len(columns) - 31} {max(total.values())}"'
         ' font-family="sans-serif" font-size="13"><rect width="100%" height="100%" fill="white"/>'
-        f"{''.join(lines(place, before))}{''.join(boxes(place))}</svg>"
+        f'{tip}<path d="M0 0L8 4L0 8z" fill="#5b6880"/></marker>'
+        f"{''.join(arrows(middle, before))}{''.join(boxes(middle))}</svg>"
     )
+
+
+def in_steps(before: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """Put a passage, "need>lesson>2", into each column that an arrow crosses: there it meets no box."""
+    steps: dict[str, tuple[str, ...]] = {}
+    for name, needs in before.items():
+        steps[name] = ()
+        for need in needs:
+            columns = range(depth(need, before) + 1, depth(name, before))
+            way = [need, *(f"{need}>{name}>{column}" for column in columns)]
+            steps |= {at: (last,) for last, at in pairwise(way)}
+            steps[name] += (way[-1],)
+    return steps
 
 
 def depth(name: str, before: dict[str, tuple[str, ...]]) -> int:
     return max((depth(need, before) + 1 for need in before[name]), default=0)
 
 
-def lines(place: dict[str, tuple[int, int]], before: dict[str, tuple[str, ...]]) -> Iterator[str]:
+def arrows(middle: dict[str, tuple[int, int]], before: dict[str, tuple[str, ...]]) -> Iterator[str]:
     for name, needs in before.items():
-        x, y = place[name]
+        x, y = middle[name]
+        across, end = ("", 'marker-end="url(#tip)"') if name.isidentifier() else (f"H{x + BOX}", "")
         for need in needs:
-            a, b = place[need]
-            curve = f"M{a + 112} {b + 24} C{a + 130} {b + 24} {x - 14} {y + 24} {x + 4} {y + 24}"
-            yield f'<path d="{curve}" fill="none" stroke="#9aa5b8"/>'
+            a, b = middle[need][0] + BOX, middle[need][1]
+            curve = f"M{a} {b} C{a + 20} {b} {x - 24} {y} {x} {y}{across}"
+            yield f'<path d="{curve}" fill="none" stroke="#5b6880" {end}/>'
 
 
-def boxes(place: dict[str, tuple[int, int]]) -> Iterator[str]:
+def boxes(middle: dict[str, tuple[int, int]]) -> Iterator[str]:
     """Write names of two words in two lines."""
-    for name, (x, y) in place.items():
-        words = name.split("_")
+    for name in filter(str.isidentifier, middle):
+        (x, y), words = middle[name], name.split("_")
         half = (len(words) + 1) // 2
         parts = [part for part in ("_".join(words[:half]), "_".join(words[half:])) if part]
-        yield f'<rect x="{x + 4}" y="{y + 4}" width="108" height="40" rx="4" fill="#eef3fb" stroke="#0072B2"/>'
+        yield f'<rect x="{x}" y="{y - 20}" width="{BOX}" height="40" rx="4" fill="#eef3fb" stroke="#0072B2"/>'
         for number, part in enumerate(parts):
-            line = y + 29 + 15 * number - 7 * (len(parts) - 1)
-            yield f'<text x="{x + 58}" y="{line}" text-anchor="middle">{part}</text>'
+            line = y + 5 + 15 * number - 7 * (len(parts) - 1)
+            yield f'<text x="{x + BOX // 2}" y="{line}" text-anchor="middle">{part}</text>'
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from ddp_claims.training import Build, backward, first_digits, under_ddp
 from ddp_claims.verdicts import Check, Result, paper_claim
 from dlearn import Cluster
 from dlearn.analysis import Breakdown, breakdown
+from dlearn.analysis.ddp.training_steps import Phase, TrainingStep
 from dlearn.lessons import models
 
 RANKS = 2
@@ -15,6 +16,7 @@ STEPS = 14
 BATCH_SIZE = 64
 TRAINED: tuple[Build, ...] = (models.ConvNet, models.MLP, models.Transformer)
 MODELS = {build.__name__: build for build in TRAINED}
+BACKWARD: tuple[Phase, ...] = ("backward", "transfer", "waiting")
 
 
 def train(name: str) -> None:
@@ -28,12 +30,20 @@ def train(name: str) -> None:
         optimizer.step()
 
 
+def is_whole(step: TrainingStep) -> bool:
+    """Return True if the parts come in their order, make up the step, and only backward sends."""
+    order = dict.fromkeys(row.work for row in step.rows if row.work != "between")
+    sends = {row.work for row in step.rows if row.sent is not None and step.number >= 2}
+    covered_ns = step.length_ns("forward", *BACKWARD, "optimizer", "between")
+    return [*order] == ["forward", "backward", "optimizer"] and sends <= {"backward"} and covered_ns == step.total_ns
+
+
 def backward_times(found: Breakdown) -> tuple[Samples, Samples]:
     """Return backward, with its communication, over the whole step and over the next longest part."""
     of_step, of_next = [], []
     for step in found.items:
         if step.number >= 2 and step.observed:
-            backward_ns = step.length_ns("backward", "transfer", "waiting")
+            backward_ns = step.length_ns(*BACKWARD)
             of_step.append(backward_ns / step.total_ns)
             next_ns = max(step.length_ns("forward"), step.length_ns("optimizer"))
             of_next.append(backward_ns / next_ns)
@@ -51,7 +61,13 @@ def breakdowns() -> Result:
     found = {name: breakdown(Cluster(RANKS).run(train, name).trace) for name in MODELS}
     shares = {name: backward_times(each)[0] for name, each in found.items()}
     against = {name: backward_times(each)[1] for name, each in found.items()}
-    checks = tuple(
+    whole = [is_whole(step) for each in found.values() for step in each.items]
+    covered = Check(
+        "forward, backward and optimizer follow each other without a gap; with the final buckets only backward sends",
+        f"{sum(whole)} of {len(whole)} steps",
+        whole == [True] * len(MODELS) * STEPS * RANKS,
+    )
+    longest = tuple(
         Check(
             f"{name}: backward, with its communication, is the longest part",
             f"{shares[name].text('% of the step', scale=100, digits=0)};"
@@ -75,4 +91,4 @@ def breakdowns() -> Result:
         between=[f"{each.with_interval} times" for each in against.values()],
         notes=["The next longest part is the forward pass or the optimizer. Percentages in the title: medians."],
     )
-    return Result(checks, picture, f"{ranks_on_cores(RANKS)}, gloo, {STEPS - 2} steps on each rank")
+    return Result((covered, *longest), picture, f"{ranks_on_cores(RANKS)}, gloo, {STEPS - 2} steps on each rank")

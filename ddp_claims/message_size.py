@@ -1,5 +1,6 @@
 """DD1: the same elements, sent in few large all-reduces or in many small ones (the paper's figure 2a and b)."""
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
@@ -8,10 +9,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ddp_claims import seen
 from ddp_claims.samples import Samples, ranks_on_cores, ratios
 from ddp_claims.training import seconds_in_turn
 from ddp_claims.verdicts import Check, Result, paper_claim
-from dlearn import Cluster
+from dlearn import Cluster, operations
 from dlearn.lessons import charts
 from dlearn.shown import size_text
 
@@ -27,13 +29,11 @@ KNEE = 1.5
 
 
 def rounds() -> dict[int, list[float]]:
-    """Return ns per element for each size, all-reduced in pieces of that size, on a rank."""
+    """Return the seconds of each round for each size, all-reduced in pieces of that size, on a rank."""
     data = torch.ones(ELEMENTS)
     pieces = {size: torch.split(data[: MOST_PIECES * size], size) for size in SIZES}
     steps = {size: partial(reduce_all, some) for size, some in pieces.items()}
-    seconds = seconds_in_turn(steps, rounds=ROUNDS, warm_up=1)
-    per_element = {size: 1e9 / (len(some) * size) for size, some in pieces.items()}
-    return {size: [each * per_element[size] for each in seconds[size]] for size in SIZES}
+    return seconds_in_turn(steps, rounds=ROUNDS, warm_up=1)
 
 
 def reduce_all(pieces: Sequence[Tensor]) -> None:
@@ -52,7 +52,11 @@ def reduce_all(pieces: Sequence[Tensor]) -> None:
 )
 def small_messages() -> Result:
     """Test the time per element of each size; find the smallest size near the best."""
-    measured = Cluster(RANKS, record=False).run(rounds).results[0]
+    seconds = Cluster(RANKS, record=False).run(rounds).results[0]
+    trace = Cluster(RANKS).run(rounds).trace.where(op="all_reduce")
+    counts = Counter(each.given_bytes // 4 for each in operations(trace))
+    elements = {size: size * count // (ROUNDS + 1) for size, count in counts.items()}
+    measured = {size: [1e9 * each / elements[size] for each in seconds[size]] for size in SIZES}
     taken = {size: Samples(tuple(measured[size])) for size in SIZES}
     best = min(taken.values(), key=lambda each: each.median).median
     knee = next(size for size in SIZES if taken[size].median <= KNEE * best)
@@ -60,6 +64,12 @@ def small_messages() -> Result:
     slower = ratios(measured[small], measured[large])
     steps = [taken[b].median < taken[a].median for a, b in pairwise(SIZES) if b <= knee]
     checks = (
+        Check(
+            f"a round sends {MOST_PIECES} all-reduces of each size, but at most {size_text(4 * ELEMENTS)}",
+            "; ".join(f"{size_text(4 * size)}: {size_text(4 * all_)}" for size, all_ in elements.items()),
+            elements == {size: min(MOST_PIECES * size, ELEMENTS) for size in SIZES}
+            and seen.sent_bytes(trace, RANKS) == [4 * (ROUNDS + 1) * sum(elements.values())] * RANKS,
+        ),
         Check(
             f"all-reduces of {size_text(small * 4)} take longer per element than those of {size_text(large * 4)}",
             slower.text("times", digits=0) + f" as long: {taken[small].text('ns')} against {taken[large].text('ns')}",

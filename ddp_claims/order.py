@@ -89,7 +89,7 @@ def order() -> Result:
             hung.sentence,
             bucket is not None
             and stuck[0].waiting == (0,)
-            and hung.exhibit.is_told_by(hung.sentence)
+            and hung.exhibit.expects(hung.sentence)
             and hung.sentence in hung.error
             and all(word in hung.sentence for word in ("rank 1", f"bucket {bucket.index}", *bucket.parameters)),
         ),

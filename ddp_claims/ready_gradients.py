@@ -10,9 +10,9 @@ from ddp_claims.samples import Samples
 from ddp_claims.training import Build, backward, first_digits, under_ddp
 from ddp_claims.verdicts import Check, Result, paper_claim
 from dlearn import Cluster, Trace, span
-from dlearn.cluster.this_host import cores
 from dlearn.draw.palette import FAINT
 from dlearn.events.event import Gradient, PhaseSpan
+from dlearn.events.this_host import cores
 from dlearn.lessons import charts, models
 
 STEPS, WARM_UP = 15, 3
@@ -126,9 +126,7 @@ def picture(found: dict[str, list[Pass]], halves: dict[str, Samples]) -> Axes:
         title=f"Half of the bytes are ready after {told} of the pass",
         x="% of the backward pass",
         y="% of the bytes that are ready",
-        notes=[
-            f"A step for each parameter. One pass of each model, the one nearest to the median of {STEPS - WARM_UP}."
-        ],
+        notes=[f"A step for each parameter. Of each model, the pass nearest to the median of {STEPS - WARM_UP}."],
     )
     ax.axhline(50, color=FAINT, linewidth=1.0)
     return ax

@@ -14,8 +14,8 @@ from pathlib import Path
 from ddp_claims import verdicts
 from ddp_claims.verdicts import Claim, Finding
 from dlearn import draw
-from dlearn.cluster.this_host import cores
 from dlearn.errors import SetupError
+from dlearn.events.this_host import cores
 
 MODULES = """accumulation buckets compression construction interception knobs latency message_size order
     overlapping ready_gradients round_robin rules scaling_out skipping unused"""

@@ -15,7 +15,7 @@ from functools import cache
 from math import comb
 from statistics import median
 
-from dlearn.cluster.this_host import cores
+from dlearn.events.this_host import cores
 from dlearn.network.namespace import refusal
 from dlearn.shown import count_text
 

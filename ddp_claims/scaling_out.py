@@ -79,6 +79,7 @@ def scale_out() -> Result:
     sent = {(ranks, name): seen.sent_bytes(part, ranks) for (ranks, name), part in last.items()}
     buckets = [bucket.bytes // 4 for bucket in seen.buckets(last[RANKS[-1], UNEVEN])]
     size = seen.parameter_bytes(even())
+    taken = [f"{count_text(ranks, 'rank')} {Samples(tuple(run.results[0])).text('ms')}" for ranks, run in runs.items()]
     checks = (
         Check(
             f"of {size:,} B that all ranks can cut evenly, each rank sends 2(n-1)/n",
@@ -98,11 +99,7 @@ def scale_out() -> Result:
         counted_by_the_kernel([run for ranks, run in runs.items() if ranks > 1]),
         Check(
             "a step takes little longer, where each rank has a machine of its own",
-            "needs machines; on one, of ConvNet: "
-            + "; ".join(
-                f"{count_text(ranks, 'rank')} {Samples(tuple(run.results[0])).text('ms')}"
-                for ranks, run in runs.items()
-            ),
+            f"needs machines; on one, of ConvNet: {'; '.join(taken)}",
             None,
         ),
     )

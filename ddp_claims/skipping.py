@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from matplotlib.axes import Axes
 
+from ddp_claims import seen
 from ddp_claims.convergence import SEEDS, differences, hurts, keeps, seeds_text, spread, training_loss
 from ddp_claims.figures import label_ends, panels
 from ddp_claims.training import backward, under_ddp
@@ -96,7 +97,16 @@ def skipping() -> Result:
     curves: dict[Setting, Curves] = Cluster(RANKS, record=False).run(train_all).results[0]
     ends = {setting: {n: [run[-1] for run in runs] for n, runs in each.items()} for setting, each in curves.items()}
     most, control = EVERY[-1], ends[CONTROL][1]
+    few = SMALL._replace(iterations=POINTS * most)
+    traces = {n: Cluster(RANKS).run(train, few, n, seed=0).trace for n in EVERY}
+    sent = {n: len(seen.reductions(each)) for n, each in traces.items()}
+    steps = {n: len(each.where(phase="optimizer", rank=0).events) for n, each in traces.items()}
     checks = (
+        Check(
+            f"of {few.iterations} iterations every n-th sends the gradients and steps",
+            "; ".join(f"n = {n}: {sent[n]} all-reduces, {steps[n]} steps" for n in EVERY),
+            sent == steps == {n: few.iterations // n for n in EVERY},
+        ),
         Check(
             f"{LARGE.name}: n = {most} hurts: every seed ends higher, by more than the seeds differ with n = 1",
             ends_text(ends[LARGE]),

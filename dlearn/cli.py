@@ -1,7 +1,5 @@
 """The command `dlearn`. Each command is a function that takes the parsed arguments; errors become one sentence."""
 
-from __future__ import annotations
-
 import argparse
 import io
 import os
@@ -22,12 +20,13 @@ from dlearn.events.event import AutogradNode
 from dlearn.join.message_evidence import messages as messages_of
 from dlearn.notices import notice
 from dlearn.scripts.command import late_text, run
+from dlearn.scripts.sentence_parser import SentenceParser
 from dlearn.scripts.trace_choice import HoldsTraces, load, selection_options
 from dlearn.trace import Trace
 from dlearn.version import __version__
 
 FAILED = 1
-WRONG = 2  # argparse's, too
+WRONG = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
 PICTURES = (
@@ -39,11 +38,18 @@ PICTURES = (
 FORMATS = ("gif", "html", "mermaid", "perfetto")
 """The functions of `dlearn.export` that need a trace and nothing else."""
 
+_OPENED_BY = {
+    "gif": "a picture for slides",
+    "html": "a page to step through; open it in a browser",
+    "mermaid": "a diagram for Markdown",
+    "perfetto": "open it at ui.perfetto.dev",
+}
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; return the exit code. argparse itself exits with 2 where the arguments are wrong."""
+    """Run one command; return the exit code."""
     try:
-        arguments = sys.argv[1:] if arguments is None else arguments
+        arguments = _without_help(sys.argv[1:] if arguments is None else arguments)
         if arguments[:1] == ["run"]:
             return run(arguments[1:])  # Its arguments are torchrun's, and the script's.
         if isinstance(sys.stdout, io.TextIOWrapper):
@@ -55,8 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if getattr(options, "trace", None) == [] and not any(word.startswith("-") for word in more):
             options.trace = more  # Behind an option argparse does not look for it.
         elif more:
-            see = f"see dlearn {options.command.__name__.rstrip('_')} --help"
-            raise WrongArguments(f"unrecognized arguments: {' '.join(more)}; {see}.")
+            options.parser.error(f"unrecognized arguments: {' '.join(more)}")
         os.environ.setdefault("MPLBACKEND", "agg")  # pictures go to files, no window
         options.command(options)
         sys.stdout.flush()
@@ -70,6 +75,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     return 0
+
+
+def _without_help(arguments: Sequence[str]) -> Sequence[str]:
+    """Return "draw --help" for "help draw"."""
+    return [*arguments[1:2], "--help"] if arguments[:1] == ["help"] else arguments
 
 
 READING = ("explain", "messages", "draw", "export", "compare")
@@ -96,14 +106,14 @@ _NEWEST = f"{_TRACE}; without one the newest in traces/, where dlearn run writes
 # What each takes ------------------------------------------------------------------------------------------------------
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> SentenceParser:
     """Make the parser; a new command is a subparser with `set_defaults(command=function)`."""
-    top = argparse.ArgumentParser(
+    top = SentenceParser(
         prog="dlearn", description="See who sent what to whom, and how many bytes it was, in torch.distributed."
     )
     top.add_argument("--version", action="version", version=f"dlearn {__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    made: dict[str, argparse.ArgumentParser] = {}
+    made: dict[str, SentenceParser] = {}
     chosen = selection_options()
     for command, text in (
         (demo, "train on handwritten digits on three ranks; tell and draw who sent what to whom"),
@@ -125,7 +135,7 @@ def parser() -> argparse.ArgumentParser:
         made[name] = commands.add_parser(name, help=text, parents=parents)
         made[name].description = f"{text[0].upper()}{text[1:]}."
         made[name].epilog = f"example: dlearn {name} {EXAMPLES.get(name, '')}"
-        made[name].set_defaults(command=command)
+        made[name].set_defaults(command=command, parser=made[name])
     where = "folder for the files; those of the same name in it are replaced (default: %(default)s)"
     made["demo"].add_argument("--out", metavar="DIR", type=Path, default="demo-out", help=where)
     made["doctor"].add_argument("--json", action="store_true", help="one object: can_record, and all findings")
@@ -144,6 +154,8 @@ def parser() -> argparse.ArgumentParser:
     form.add_argument("--csv", action="store_true", help="the same fields")
     _add_out(made["draw"], "a .svg, .pdf or .png; a file of that name is replaced")
     made["draw"].add_argument("--context", metavar="ID", type=int, help="of distributed autograd (default: the last)")
+    arrows = "of a timeline: an arrow for each derived message, too"
+    made["draw"].add_argument("--arrows", action="store_true", help=arrows)
     _add_out(made["export"], "replaced if there; .md holds all mermaid diagrams, .mmd one each")
     collected = "with all students' dlearn-predictions.json below it"
     made["predictions"].add_argument("folder", metavar="FOLDER", help=collected)
@@ -277,6 +289,8 @@ def draw(options: argparse.Namespace) -> None:
     _check_place(options.out)
     if options.context is not None and options.kind != "autograd":
         raise WrongArguments("--context chooses one of distributed autograd's: it goes with `draw autograd` only.")
+    if options.arrows and options.kind != "timeline":
+        raise WrongArguments("--arrows goes with `draw timeline` only.")
     trace = load(options)
     if options.kind == "autograd":
         contexts = sorted({event.context for event in trace.of(AutogradNode)})
@@ -286,11 +300,13 @@ def draw(options: argparse.Namespace) -> None:
             raise WrongArguments(f"{missing}; there is {known}.")
         axes = draw.autograd(trace, context=options.context)
     else:
-        axes = getattr(draw, options.kind)(trace)
+        axes = getattr(draw, options.kind)(trace, **{"arrows": True} if options.arrows else {})
     if not axes.has_data():
         raise TraceError(f"nothing to draw: {axes.get_label()}")
     with _writing(options.out):
         draw.save(axes, options.out)
+    finding = " ".join(axes.get_title("left").split())
+    print(f"{options.out}: {finding}")
 
 
 def export(options: argparse.Namespace) -> None:
@@ -303,8 +319,11 @@ def export(options: argparse.Namespace) -> None:
     from dlearn.export.mermaid import files_of
 
     made = getattr(export, options.format)(trace, options.out)
-    if options.format == "mermaid" and len(files := [*files_of(made, options.out)]) > 1:
+    files = [*files_of(made, options.out)] if options.format == "mermaid" else [options.out]
+    if len(files) > 1:
         print(f"{len(files):,} diagrams: {files[0]} to {files[-1]}")
+    else:
+        print(f"{files[0]}: {_OPENED_BY[options.format]}")
 
 
 def _check_place(path: Path) -> None:

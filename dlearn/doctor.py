@@ -4,8 +4,6 @@ A check returns what it found. It raises UserWarning for what a job can do witho
 error where something is missing.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -22,8 +20,8 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, Literal
 
-from dlearn.cluster.this_host import cores
 from dlearn.errors import SetupError
+from dlearn.events.this_host import cores
 
 NEEDED = ("loopback", "torch", "recorder", "gloo")
 """What a job needs to be recorded here. All else is good to have."""

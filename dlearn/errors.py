@@ -9,8 +9,6 @@ DlearnError
  └── RankError     a rank of a cluster failed; `.rank` says which, `.run` holds what was recorded
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from types import ModuleType
 from typing import Any

@@ -6,8 +6,6 @@ A root logger's handler for the console shows them instead, others as well. DLEA
 environment silences them in all processes of a job.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

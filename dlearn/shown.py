@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import html
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 import msgspec
 
@@ -57,6 +57,8 @@ class Table(NamedTuple):
 
 
 Paragraph = str | Table
+Found = TypeVar("Found", bound=Any)
+_ROWS_SHOWN = 40
 
 
 class Shown:
@@ -94,6 +96,33 @@ class Result(msgspec.Struct, Shown, frozen=True):
     def to_frame(self) -> pandas.DataFrame:
         """Return `records` as a table of pandas (needs pandas); times in ns, sizes in bytes."""
         return optional("pandas", needed_by="to_frame").DataFrame([*self.records()])
+
+
+class Findings(Shown, tuple[Found, ...]):
+    """What an analysis found, in its order: a tuple that shows itself as a table."""
+
+    labels: RankNames
+
+    @classmethod
+    def of(cls, found: Iterable[Found], labels: RankNames) -> Self:
+        """Keep what was found: results, or what has a method `row` of the ranks' names."""
+        findings = cls(found)
+        findings.labels = labels
+        return findings
+
+    def records(self) -> Iterator[Mapping[str, object]]:
+        for each in self:
+            yield from each.records() if isinstance(each, Result) else [each.row(self.labels)]
+
+    def to_frame(self) -> pandas.DataFrame:
+        """Return `records` as a table of pandas, as a `Result` does."""
+        return optional("pandas", needed_by="to_frame").DataFrame([*self.records()])
+
+    def paragraphs(self) -> Iterator[Paragraph]:
+        rows = [*self.records()]
+        cells = [[*map(str, row.values())] for row in rows[:_ROWS_SHOWN]]
+        yield Table([[*rows[0]], *cells], numbers=0) if rows else "Nothing was found."
+        yield from [f"and {len(rows) - _ROWS_SHOWN:,} more"] * (len(rows) > _ROWS_SHOWN)
 
 
 def _html(part: Paragraph) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -39,6 +39,8 @@ class Trace(Selection, Shown):
     selected_from: Trace | None = None
     requests: Rpc | None = None
     """Of a selection by time: what of RPC was sent in it, for C++ sends some that no event tells of."""
+    span: str = ""
+    """The name of the span that was selected, of a selection by one."""
 
     @classmethod
     def load(cls, *folders: str | os.PathLike[str], attempt: int | None = None) -> Trace:
@@ -61,7 +63,7 @@ class Trace(Selection, Shown):
         events = self.events
         if self.selected_from is not None and not isinstance(events, Events):
             table = self.selected_from.table
-            rows = sorted(table.row_of(event.rank, event.number) for event in events)
+            rows = sorted(table.row_of[event.rank, event.number] for event in events)
             events = Events(table, np.array(rows, np.intp))
         rows_of_table = events if isinstance(events, Events) else Events(of_events(tuple(events)))
         object.__setattr__(self, "events", rows_of_table)  # Frozen from here on.
@@ -118,7 +120,7 @@ class Trace(Selection, Shown):
         if span not in self.whole.spans:
             known = first_few(self.whole.spans, NAMES_SHOWN) or "none"
             raise TraceError(f"there is no span {span!r} in this trace; its spans are: {known}")
-        return self._keep_caused_by(selection.within_span(self.table, span))
+        return replace(self._keep_caused_by(selection.within_span(self.table, span)), span=span)
 
     def step(self, number: int) -> Trace:
         """Return the events of one training step, and their ends on other ranks.

@@ -111,9 +111,14 @@ def kernel(folder: str | Path) -> Iterator[AsyncKernelManager]:
 
 
 def run_in(manager: AsyncKernelManager, notebook: NotebookNode) -> None:
-    """Run all cells of a notebook in this kernel."""
+    """Run all cells of a notebook in this kernel. Of a cell that fails, the error names the tags, too."""
     client = NotebookClient(notebook, km=manager, timeout=CELL_SECONDS, record_timing=False)
-    client.execute()
+    try:
+        client.execute()
+    except CellExecutionError as error:
+        ran = [cell for cell in notebook.cells if cell.get("execution_count")]
+        error.add_note(f"{error.ename} in a cell with the tags {ran[-1].metadata.get('tags', [])}")
+        raise
     client.kc.stop_channels()
 
 

@@ -139,6 +139,7 @@ for n in runs:
         expected = [S * multiple for multiple in formula(name, n)]
         assert all(isclose(one, two) for one, two in zip(sent(name, n), expected, strict=True)), (name, n)
     assert max(sent("broadcast", n)) == sent("broadcast", n)[0] == ceil(log2(n)) * S
+    assert sum(pairs("broadcast", n).values()) == n - 1
 
 for n, result in answers.items():
     if not result.not_measured:
@@ -172,8 +173,6 @@ for name in ("broadcast", "all_reduce", "all_gather"):
     print(name)
     for (src, dst), size in sorted(on_the_wire(name).items()):
         print(f"    {src} > {dst} {size:12,} B")
-if my_shape:
-    print(my_shape.against("tree"))
 axes = draw.sequence(runs[4].trace.within("broadcast"))
 
 # %% [markdown]
@@ -208,6 +207,7 @@ for src, dst in left:
     assert on_the_wire("all_reduce")[src, dst] == 1.5 * S + 12 * 96
     assert on_the_wire("all_reduce")[dst, src] == 12 * 48
     assert on_the_wire("all_gather")[dst, src] == 0.75 * S + 6 * 96
+my_shape and my_shape.against("tree")
 
 # %% [markdown]
 # Gather, scatter and all-to-all are **direct**: each byte goes straight to the rank that needs it.

@@ -328,8 +328,6 @@ axes = charts.lines(
 )
 for name, at in curves.items():
     print(f"{name:10} ends with {median(at[-1]):.3f}, from {min(at[-1]):.3f} to {max(at[-1]):.3f}")
-if my_line:
-    print(my_line.against("fp16"))
 
 # %% [markdown]
 # fp16 coincides with plain: its rounding is far smaller than the noise of a batch of 25 images. PowerSGD is a little
@@ -342,6 +340,7 @@ for name, runs in losses.items():
     assert all(run[-1] < 1 < 2 < run[0] for run in runs) or name == "top 1%"
 assert all(abs(a[-1] / b[-1] - 1) < 0.05 for a, b in zip(losses["fp16"], losses["plain"], strict=True))
 assert all(a[-1] > 2 * b[-1] for a, b in zip(losses["top 1%"], losses["plain"], strict=True))
+my_line and my_line.against("fp16")
 
 # %% [markdown]
 # ## What else changes the traffic?

@@ -153,7 +153,7 @@ draw.timeline(broken.trace.within(stuck))
 # %% tags=["check"]
 assert dist.distributed_c10d.default_pg_timeout.total_seconds() == 30 * 60
 assert "all ranks called it, and it does not end" in str(broken.error)
-assert "The way between ranks 0 and 1 is cut." in str(broken.error)
+assert "The link between ranks 0 and 1 is cut." in str(broken.error)
 
 # %% [markdown]
 # ## Continue from the checkpoint
@@ -172,7 +172,7 @@ print(f"sums of parameters after step {STEPS} differ by at most {apart:.1e}")
 # The result differs only in its last digits. Why? The checkpoint contains all that the next step needs: the parameters
 # and the optimizer's momentum. But a new DDP model takes its first step with buckets in the order of registration, and
 # all later steps in the order in which gradients became ready. So in that first step a number is in another chunk of
-# the ring, the three ranks are added in another order, and the sum rounds differently. To check this, the next cell
+# the ring, the three ranks are added in another order, and the sum rounds differently. To check this, the code below
 # makes one backward pass, whose gradients are not used, before it loads the checkpoint.
 
 # %%

@@ -64,7 +64,6 @@ for call in run.trace.where(kind="collective", rank=0).events:
     line = source[int(call.site.split(":")[1]) - first_line].strip().split("(")[0]
     behind.append((line, call.phase))
     print(f"{line:36} {call.phase:9} {call.op:11} {call.inputs[0].payload_bytes:9,} B  {call.role}")
-my_line and my_line.against("step()")
 
 # %% [markdown]
 # Three lines send: the constructor, the call of the model, and `backward()`. The optimizer sends nothing, because all
@@ -78,6 +77,7 @@ assert phases == {
     "forward": {"loss = cross_entropy"},
     "backward": {"loss.backward"},
 }
+my_line and my_line.against("step()")
 
 # %% [markdown]
 # ## What is a computation graph?
@@ -115,7 +115,7 @@ assert [line.split()[-1] for line in lines if "AccumulateGrad" in line] == ["one
 # %% [markdown]
 # ## What is a hook, and when does it fire?
 #
-# A hook is a function of yours that torch calls at a certain point. The next cells register one hook of each kind on
+# A hook is a function of yours that torch calls at a certain point. The cells below register one hook of each kind on
 # that model and make one step under DDP, with a bucket for each parameter. **Predict first:** does a parameter's hook
 # (`Tensor.register_hook`) fire before or after its gradient is in `.grad`?
 
@@ -187,7 +187,6 @@ def with_hooks():
 
 hooked = Cluster(2).run(with_hooks)
 fired = hooked.results[0]
-my_order and my_order.against("before")
 
 # %% [markdown]
 # In the picture, each column is one call of a hook, in the order of time, and each row is a kind of hook. Look for
@@ -261,6 +260,7 @@ weight.register_hook(lambda _: there.append(weight.grad is not None))
 weight.register_post_accumulate_grad_hook(lambda _: there.append(weight.grad is not None))
 weight.sum().backward()
 assert there == [False, True]
+my_order and my_order.against("before")
 
 # %% [markdown]
 # ## Buffers

@@ -96,6 +96,7 @@ print(f"last gradient after {median(lasts):.1f} ms ({lasts[0]:.1f} to {lasts[-1]
 (order,) = {tuple(name for _, name in curve) for curve in curves.values()}
 assert [name.split(".")[1] for name in order[::2]] == list("76543210")
 assert len(curves) == 2 * 10
+assert all(curve == sorted(dict(curve).items()) for curve in curves.values())  # one after the other
 
 # %% [markdown]
 # ## Overlap, with and without
@@ -221,8 +222,8 @@ if one_for_all is not None:
 # nothing is hidden. (More buckets mean more calls; [trees_and_rings](trees_and_rings.ipynb) shows what a call costs.)
 
 # %% tags=["DD4", "check"]
-assert small == (16, 15)
-assert large == (1, 0)
+assert (small, large) == ((16, 15), (1, 0))
+assert max(shares["waits"]) == 0 < min(shares["DDP"])  # of each step on each rank
 
 # %% [markdown]
 # *Text and figures: CC BY 4.0. Code: MIT.*

@@ -60,14 +60,14 @@ def find(id, verdict=None, exact=0):
 #
 # The design is built on two observations. The first: what does an element cost in a small message, and in a large one?
 
-# %%
-find("DD1")
+# %% tags=["DD1"]
+find("DD1", exact=1)  # as many bytes; the rest are times
 
 # %% [markdown]
 # Every all-reduce has a fixed cost (calls, headers, wake-ups), so gradients should travel together. But they should not
 # travel too late. When do they become ready?
 
-# %%
+# %% tags=["DD2"]
 found = find("DD2")
 assert all(check.holds for check in found.result.checks if "registration" in check.says)  # orders: exact
 found
@@ -76,7 +76,7 @@ found
 # They become ready all along the backward pass, from the last layer to the first. Waiting for all of them wastes that
 # time; sending each by itself pays the fixed cost for each. Buckets are the compromise, in reverse order of the layers.
 
-# %%
+# %% tags=["DD3"]
 find("DD3", "confirmed")  # bytes and counts: exact
 
 # %% [markdown]
@@ -85,7 +85,7 @@ find("DD3", "confirmed")  # bytes and counts: exact
 # On the loopback interface, the same two cores that compute also copy the data, so there is little to hide. So the
 # ranks also get a network of 100 Mbit/s, if this machine permits one. On which of the two does overlap pay?
 
-# %%
+# %% tags=["DD4"]
 find("DD4", exact=1)  # as many bytes; the rest are times
 
 # %% [markdown]
@@ -94,7 +94,7 @@ find("DD4", exact=1)  # as many bytes; the rest are times
 # All ranks must reduce the same buckets in the same order. The paper shows two failures (its figure 3). Does the order
 # in which gradients become *ready* matter, or the order in which buckets are *launched*?
 
-# %%
+# %% tags=["DD5"]
 find("DD5", "confirmed")
 
 # %% [markdown]
@@ -104,20 +104,20 @@ find("DD5", "confirmed")
 #
 # With `no_sync`, gradients of several passes are added up before they are sent. How many bytes does that send?
 
-# %%
+# %% tags=["DD6"]
 find("DD6", "confirmed")
 
 # %% [markdown]
 # What if there are more ranks? Each rank sends $2(n-1)/n$ times the gradients: nearly as many bytes on 8 ranks as on 4.
 
-# %%
+# %% tags=["DD7"]
 find("DD7", "partly tested")  # bytes: exact; a nearly linear speed-up cannot be seen on so few cores
 
 # %% [markdown]
 # ## Where the time goes
 
-# %%
-find("DD8")
+# %% tags=["DD8"]
+find("DD8", exact=1)  # order and sum of the parts; the rest are times
 
 # %% [markdown]
 # If one process group cannot use the whole link, why not use several in turn? Torch no longer has such round-robin
@@ -125,7 +125,7 @@ find("DD8")
 # tensor in parts, and waits for the other side between them. Over 1 Gbit/s and 10 ms that is slow. Are three groups
 # faster?
 
-# %%
+# %% tags=["DD9"]
 find("DD9", exact=2)  # bytes, weights and turns; the rest are times
 
 # %% [markdown]
@@ -134,43 +134,43 @@ find("DD9", exact=2)  # bytes, weights and turns; the rest are times
 # The paper's section 6 lists possible improvements. The first is to predict the order of the gradients. Today's DDP
 # observes one backward pass, and then rebuilds its buckets.
 
-# %%
+# %% tags=["DD10"]
 find("DD10", "confirmed")
 
 # %% [markdown]
 # The second is about layers that are dropped, or parameters that a branch does not use. What does it cost to find them?
 
-# %%
+# %% tags=["DD11"]
 find("DD11", "confirmed")
 
 # %% [markdown]
 # The third is compressed gradients. How many bytes do they save, and what happens to the loss?
 
-# %%
+# %% tags=["DD12"]
 find("DD12", exact=4)  # bytes; the rest are losses
 
 # %% [markdown]
 # What does less frequent synchronisation cost, not in bytes, but in the loss? The paper also gives a reason: more
 # gradients add up before a step, so the step is longer. Which run could show that the longer step is *not* the reason?
 
-# %%
-find("DD13")
+# %% tags=["DD13"]
+find("DD13", exact=1)  # all-reduces and steps; the rest are losses
 
 # %% [markdown]
 # ## The interface
 #
 # DDP promises that only a few lines of a script change, and that all ranks start with equal models and keep them equal.
 
-# %%
+# %% tags=["DD14"]
 find("DD14", "confirmed")
 
-# %%
+# %% tags=["DD15"]
 find("DD15", "confirmed")
 
 # %% [markdown]
 # Its options, one by one:
 
-# %%
+# %% tags=["DD16"]
 find("DD16", "partly tested")  # no second device
 
 # %% [markdown]
@@ -178,8 +178,8 @@ find("DD16", "partly tested")  # no second device
 #
 # The paper ends with advice.
 
-# %%
-find("DD17")
+# %% tags=["DD17"]
+find("DD17", exact=1)  # gradients sent; the rest are times
 
 # %% [markdown]
 # ## All verdicts

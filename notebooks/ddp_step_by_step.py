@@ -125,7 +125,6 @@ for rank in (0, 1):
 for operation in operations(built.trace):
     (given,) = operation.ends[0].inputs
     print(f"{operation.op}: {given.dtype}{list(given.shape)}, {given.payload_bytes:,} B: {operation.what}")
-my_weights and my_weights.against("those of rank 0")
 
 # %% [markdown]
 # All ranks get the weights of rank 0. The constructor makes three calls. The `all_gather` checks that all ranks have
@@ -143,6 +142,7 @@ sizes = 2 * sum(parameter.dim() for parameter in models.ConvNet().parameters())
 assert [each.ends[0].inputs[0].shape for each in setup] == [(1,), (sizes,), (27_990,)]
 assert traffic(built.trace).payload_bytes == {(0, 1): 8 + 224 + 111_960, (1, 0): 8}
 assert operations(built.trace.where(op="all_reduce")) == ()
+my_weights and my_weights.against("those of rank 0")
 
 # %% [markdown]
 # ## Sum or mean?
@@ -235,7 +235,6 @@ for way, ran in runs.items():
     facts[way] = (len(calls), traffic(step).bytes_from(rank=0), wire, early)
     checksums |= set(ran.results.values())
     print(f"{way:36} {facts[way][0]:11} {facts[way][1]:8,} {facts[way][2]:12,} {facts[way][3]:5}")
-my_most and my_most.against("all the same")
 
 # %% [markdown]
 # All send the same number of gradient bytes, and the results agree in every bit. Framing adds 576 bytes for each
@@ -249,6 +248,7 @@ assert len(checksums) == 1
 assert {way: fact[0] for way, fact in facts.items()} == dict(zip(WAYS, (6, 1, 6, 3, 1), strict=True))
 assert all(fact[1] == 111_960 and fact[2] == 111_960 + 576 * fact[0] for fact in facts.values())
 assert [fact[3] for fact in facts.values()] == [0, 0, 5, 2, 0]
+my_most and my_most.against("all the same")
 
 # %% [markdown]
 # ## The buckets, and why they change

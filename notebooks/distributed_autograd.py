@@ -209,7 +209,6 @@ for case in ("nested", "handed_on"):
 for name in ("nested", "piped", "handed_on"):
     ways = ", ".join(f"{src} to {dst} {size} B" for src, dst, size in sorted(crossings(name)))
     print(f"{name:10} {len(crossings(name))} crossings: {ways}")
-my_fewest and my_fewest.against("handed_on")
 
 # %% tags=["check"]
 ways = {name: Counter((src, dst) for src, dst, _ in crossings(name)) for name in ("nested", "piped", "handed_on")}
@@ -217,6 +216,7 @@ assert ways["nested"] == Counter([("w0", "w1"), ("w1", "w2"), ("w2", "w1"), ("w1
 assert ways["piped"] == Counter([("w0", "w2"), ("w2", "w0"), ("w0", "w1"), ("w1", "w0")])
 assert ways["handed_on"] == Counter([("w0", "w2"), ("w2", "w1"), ("w1", "w0")])
 assert sorted(size for *_, size in crossings("nested")) == [4, 4, 160, 160]
+my_fewest and my_fewest.against("handed_on")
 
 
 # %% [markdown]
@@ -341,7 +341,6 @@ def send_each():
 found = Cluster(WORKERS, rpc=True).run({"w0": send_each}).results["w0"]
 for name, (needed, leaf, has_one) in found.items():
     print(f"{name:14} the result needs a gradient: {needed}; arrives as a leaf: {leaf}; w0 has a gradient: {has_one}")
-my_lost and my_lost.against("Parameter")
 
 # %% tags=["Q10", "check"]
 assert found == {
@@ -349,6 +348,7 @@ assert found == {
     "Parameter": (True, True, False),
     "Parameter · 1": (True, False, True),
 }
+my_lost and my_lost.against("Parameter")
 
 # %% [markdown]
 # The parameter has none. It arrives on w1 as a leaf, with no connection to the parameter on w0. No error is raised, and

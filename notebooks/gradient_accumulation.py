@@ -141,8 +141,6 @@ for inside in ((), ("backward",), ("forward",), ("forward", "backward")):
 for inside, (size, same) in decides.items():
     label = f"inside no_sync: {' and '.join(inside) or 'nothing'}"
     print(f"{label:36} {size:9,} B in a step; gradients are {'the same' if same else 'DIFFERENT'} on the ranks")
-if my_pass:
-    print(my_pass.against("the forward"))
 
 # %% [markdown]
 # **The forward pass decides.** At its end, DDP prepares its reducer for the following backward pass, unless `no_sync`
@@ -166,6 +164,7 @@ assert decides[()] == decides["backward",] == (full, True)
 assert decides["forward",] == decides["forward", "backward"] == (0, False)
 assert sent[4][:8] == [0, 0, 0, full, 40, 0, 0, full]
 assert [each.what for each in early] == ["DDP agrees on the rebuilt buckets"] * 2
+my_pass and my_pass.against("the forward")
 
 # %% [markdown]
 # ## Is it the big batch?
@@ -260,8 +259,6 @@ for name, run in (("forgotten", forgot), ("right", right)):
     for step, (gradients, parameters) in enumerate(same_on_both(run)):
         words = ["the same" if same else "DIFFERENT" for same in (gradients, parameters)]
         print(f"{name:9}  epoch {step // 3}, step {step % 3}: gradients {words[0]:9}  parameters {words[1]}")
-if my_fate:
-    print(my_fate.against("two different models"))
 difference = compare(right.trace, forgot.trace, names=("right", "forgotten"))
 difference
 
@@ -279,6 +276,7 @@ assert same_on_both(right) == [(True, True)] * 6
 assert same_on_both(forgot) == [(True, True)] * 2 + [(False, False)] + [(True, False)] * 2 + [(False, False)]
 assert difference.total.added_bytes == -2 * 2 * full == -2 * 223_920
 assert mismatches(forgot.trace) == ()
+my_fate and my_fate.against("two different models")
 
 # %% [markdown]
 # ## Exercises

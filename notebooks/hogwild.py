@@ -152,6 +152,7 @@ for name, each in runs.items():
         assert len(log) == TRAINERS * STEPS == len(asked)
         assert Counter(who for who, *_ in log) == dict.fromkeys(range(1, TRAINERS + 1), STEPS)
         assert (max(values) > 0) == (PER_STEP[name] == 1)
+        assert min(values) >= 0
 
 # %% [markdown]
 # Every update that was pushed is in the log once. The price of no staleness is waiting. The picture shows one step of
@@ -199,6 +200,7 @@ assert round(by_chance, 1) == 6.2
 # Two pairs are uncorrelated, even with an update in common: the standard deviation is that of a binomial distribution.
 for share, pairs in collisions["no lock, sparse"]:
     assert abs(share - by_chance) < 5 * math.sqrt(by_chance * (100 - by_chance) / pairs)
+assert any(share for share, _ in collisions["no lock, sparse"])  # of so many pairs, never by chance
 
 # %% [markdown]
 # ## Losing an update on purpose

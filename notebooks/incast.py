@@ -140,8 +140,6 @@ both = over(2, "16 kB", in_turn=True)
 ways = {"one server, room": roomy, "one, 16 kB": incast, "in turn": in_turn, "two servers": halves, "both": both}
 for name, run in ways.items():
     print(f"{name:18} {seconds(run):.2f} s; {dropped(run):4} dropped")
-if my_dropped:
-    print(my_dropped.against("two servers"))
 charts.bars(
     list(ways),
     [
@@ -172,6 +170,7 @@ for run in (roomy, incast, in_turn):
     assert torch.equal(run.results[0][1], expected)
 for run in (halves, both):
     assert torch.equal(torch.cat([run.results[server][1] for server in range(2)]), expected)
+my_dropped and my_dropped.against("two servers")
 
 # %% [markdown]
 # ## Exercises

@@ -103,6 +103,7 @@ print(names)
 
 # %% tags=["DM4", "check"]
 assert names == [("RecvRpcBackward", "SendRpcBackward")]
+assert [tuple(graph.nodes[node]["worker"] for node in wire) for wire in wires] == [("stage0", "stage1")]
 
 # %% [markdown]
 # ## Does the batch size matter?
@@ -123,6 +124,7 @@ axes = draw.scaling(told)
 # %% tags=["DM5", "check"]
 assert [line.slope for line in told.growing] == [4 * 3 * 16 * 16, 4 * 8 * 16 * 16, 4 * 8 * 16 * 16]
 assert all(line.exact and line.deviation_bytes <= 4 for line in told.lines)
+assert all(0 < line.constant < 1_000 for line in told.growing)
 
 # %% [markdown]
 # ## Is the backward traffic as large as the forward traffic?
@@ -232,7 +234,9 @@ if counted:
 for B, step in steps.items():
     assert step.rpc[0] == 2 * B * 8_192
     assert 2_900 < step.rpc[1] - step.rpc[0] - 8 * B < 3_300
-    assert step.ddp[1] - step.ddp[0] < 1_500
+    assert step.ddp[1] - step.ddp[0] == 8 * (96 + 48)  # gloo's framing of eight messages
+    added = sum(each.predicted_bytes for each in iteration(step.traces[1]).phases)
+    assert abs(step.rpc[1] - added) < 20
 
 # %% [markdown]
 # (Each of DDP's two ranks has its own batch of B. Its bytes do not change if each takes half of one batch. With n ranks

@@ -96,8 +96,6 @@ small, large = run.trace.where(op="send").events
 small_recv, large_recv = run.trace.where(op="recv").events
 for name, call in (("1,000 B", small), ("1,000,000 B", large)):
     print(f"Send of {name} returned after {(call.end_ns - call.start_ns) / 1e6:.2f} ms")
-if my_guess:
-    print(my_guess.against("1,000,000 B"))
 axes = draw.timeline(run.trace.where(kind="p2p"))
 
 # %% tags=["Q13", "MP1", "check"]
@@ -111,6 +109,8 @@ assert sorted(sizes) == [(1, 0, 1000), (2, 0, 2000)]
 # MPI's status and the trace's receives have the same sources and tags, in the same order.
 receives = first.trace.where(op="recv", rank=0).events
 assert [(call.peer, call.tag) for call in receives] == first.results[0]
+assert all(call.tensors[0].payload_bytes == 1000 * call.peer for call in receives[1::2])
+my_guess and my_guess.against("1,000,000 B")
 
 # %% [markdown]
 # MPI sent the small message at once, *eagerly*: it keeps the bytes until they are received. The large one waited
@@ -178,8 +178,6 @@ below = Cluster(2, backend="mpi", init=False).run(swap, eager, False, timeout=20
 print(f"{eager:,} B: {len(messages(below.trace))} messages")
 above = Cluster(2, backend="mpi", init=False).run(swap, waits, False, timeout=3, check=False)
 print(f"{waits:,} B: {above.error.what}")
-if my_hang:
-    print(my_hang.against("above it"))
 run = Cluster(2, backend="mpi", init=False).run(swap, 1_000_000, True)
 axes = draw.timeline(run.trace)
 
@@ -199,6 +197,7 @@ for rank in (0, 1):
     received = run.trace.where(op="recv", rank=rank).events[1]
     assert (blocking.ended_by, begun.ended_by) == ("return", "wait")
     assert begun.start_ns < received.start_ns < received.end_ns < begun.end_ns
+my_hang and my_hang.against("above it")
 
 # %% [markdown]
 # ## Collectives: what does each rank pass in and get back?
@@ -292,6 +291,7 @@ print(*(f"{name}: MPI is at most {by:.0e} away" for name, by in far.items()), se
 # %% tags=["MP3", "MP7", "check"]
 assert not dist.is_mpi_available()
 assert max(far.values()) < 1e-6
+assert {each.group.backend for each in operations(ddp_over_mpi.trace)} == {"mpi4py"}
 ddp = [each.trace.where(op="all_reduce", rank=0).events[0] for each in (ddp_over_mpi, ddp_over_gloo)]
 assert [sum(tensor.payload_bytes for tensor in each.inputs) for each in ddp] == [4 * 785] * 2  # 20*30 + 30 + 30*5 + 5
 

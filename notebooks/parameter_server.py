@@ -124,6 +124,8 @@ assert (len(asked), len(one.steps), len(one.messages)) == (4, 14, 28)
 assert [step.phase for step in asked] == ["forward", "forward", "backward", "optimizer"]
 assert all(None not in step.messages for step in one.steps)  # each of them for both trainers
 assert run.trace.rpc.complete
+ops, twice = [step.op for step in one.steps], ("RREF_CHILD_ACCEPT", "RREF_ACK", "CLEANUP_AUTOGRAD_CONTEXT_REQ")
+assert all(ops.count(op) == 2 for op in (*twice, "CLEANUP_AUTOGRAD_CONTEXT_RESP"))
 
 # %% [markdown]
 # The usual answer is 4: the input, the output, the gradient, and the request for a step. These four messages do what
@@ -217,13 +219,13 @@ run = Cluster(WORKERS, rpc=True).run({"trainer1": after_backward, "trainer2": af
 for name, (grad, norms) in run.results.items():
     if name != "ps":
         print(f"{name}: param.grad {grad}; in its context, norms {[round(norm, 3) for norm in norms]}")
-my_grad and my_grad.against("nothing")
 
 # %% tags=["PS3", "check"]
 for rank in (1, 2):
     grad, norms = run.results[f"trainer{rank}"]
     assert grad == [None] * 4
     assert torch.allclose(torch.tensor(norms), torch.tensor(alone_gives(rank)), rtol=1e-4)
+my_grad and my_grad.against("nothing")
 
 # %% [markdown]
 # Nothing. Each iteration has its own context on the server, with its own gradients, and `optimizer.step(context)` reads
@@ -396,7 +398,7 @@ with Cluster(["ps", "trainer1"], rpc=True) as cluster:
 assert P == 1_370
 assert abs(slope - per_image) < 0.02 * per_image
 assert abs(measured["pull_push", 8] - measured["pull_push", 64]) < 100
-assert 2 * 4 * P < measured["pull_push", 8] < 2 * 4 * P + 2000
+assert 2 * 4 * P < measured["pull_push", 8] < 2 * 4 * P + 1500
 assert not_measured or (near[0][0] < near[1][0] and near[0][1] > near[1][1])
 
 # %% [markdown]
@@ -431,6 +433,7 @@ assert "aten::add" not in names  # that was computed on the server
 assert "will profile the caller, but not the worker" in calls.output["trainer"]
 assert len(asked) == 3
 assert not {DeprecationWarning, FutureWarning} & {*told}
+assert "deprecated" not in calls.output["trainer"]  # when RPC began
 
 # %% [markdown]
 # None. The profiler shows that `torch.ones` was computed here, but nothing that was sent. It says on stderr that it

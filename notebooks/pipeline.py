@@ -212,7 +212,7 @@ play.player(napping["1F1B"].trace.within("step 1"), title="One step of 1F1B: thr
 # This is the difference between the schedules. GPipe keeps all **m** micro-batches on every rank. With n stages 1F1B
 # keeps at most **n - rank**, here 3, 2 and 1, however many micro-batches there are. Torch's cache agrees.
 
-# %% tags=["check"]
+# %% tags=["Q14", "check"]
 for m, run in gpipe.items():
     assert [most_kept(works) for works in order_of(run)] == [m, m, m]
 for run in one_each.values():
@@ -252,7 +252,6 @@ for name, runs in (("GPipe", gpipe), ("1F1B", one_each)):
         print(
             f"{name:5} m = {m:2}: a step takes {total:2}, each rank works {3 * m:2}, the bubble is {bubbles[name, m]}"
         )
-my_sooner and my_sooner.against("neither")
 
 # %% [markdown]
 # Neither: both take (m + n - 1) · 3, and of that **(n - 1)/(m + n - 1)** is bubble. With m = 1 (stages without a
@@ -263,6 +262,7 @@ my_sooner and my_sooner.against("neither")
 # %% tags=["check"]
 assert all(bubble == Fraction(STAGES - 1, m + STAGES - 1) for (_, m), bubble in bubbles.items())
 assert all(length(order_of(run)) == 3 * (m + STAGES - 1) for runs in (gpipe, one_each) for m, run in runs.items())
+my_sooner and my_sooner.against("neither")
 
 # %% [markdown]
 # ## Exercises

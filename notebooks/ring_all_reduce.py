@@ -13,7 +13,7 @@
 # **Goals.** You will be able to follow each chunk through a ring; derive 2 (n-1)/n; write a ring whose result and
 # traffic are both right.
 #
-# **Before this:** [quickstart](quickstart.ipynb). **Takes** about 35 minutes.
+# **Before this:** [quickstart](quickstart.ipynb). **Takes** about 50 minutes.
 #
 # Four ranks have four parts (*chunks*) of data each, and every rank needs the sums. In a *ring*, each rank sends to one
 # neighbour only. **Which chunk travels in which step, in which direction, and how many bytes does each rank send?** You
@@ -65,16 +65,10 @@ for message in messages(run.trace):
 for step in sorted(sent):
     sends = ", ".join(f"{src} to {dst}: chunk {chunk}" for src, (chunk, dst, _) in sorted(sent[step].items()))
     print(f"step {step}:  {sends}")
-if my_steps:
-    print(my_steps.against(len(sent)))
-
-# %% [markdown]
-# Every rank sends to the same neighbour each time. The next cell replays the messages. In the first three steps
-# an arriving chunk is *added* to the receiver's own. In the last three it *replaces* it. Follow chunk 0: it
-# starts at rank 3, and grows at each rank it visits.
+my_steps and my_steps.against(len(sent))
 
 # %%
-state = [[10**rank] * N for rank in range(N)]  # state[rank][chunk]
+state = [[10**rank] * N for rank in range(N)]  # state[rank][chunk]: these messages once more, by hand
 
 
 def show(title):
@@ -84,18 +78,20 @@ def show(title):
 print(" " * 16, "   ".join(f"{f'rank {rank}':<19}" for rank in range(N)))
 show("before")
 for step in sorted(sent):
-    coming = {(dst, chunk): state[src][chunk] for src, (chunk, dst, _) in sent[step].items()}
-    for (rank, chunk), value in coming.items():
+    arriving = {(dst, chunk): state[src][chunk] for src, (chunk, dst, _) in sent[step].items()}
+    for (rank, chunk), value in arriving.items():
         state[rank][chunk] = state[rank][chunk] + value if step < N - 1 else value
     show(f"step {step}: {'added' if step < N - 1 else 'replaced'}")
 
 # %% [markdown]
-# After three steps each rank has *one* complete sum, that of its own chunk. This half alone is a **reduce-scatter**.
-# The other half passes the complete sums round. It is an **all-gather**. In each of 2 (n-1) = 6 steps a rank sends one
-# n-th of its S bytes, in all 2 (n-1)/n · S = 1.5 S.
+# Every rank sends to the same neighbour each time. In the first three steps an arriving chunk is *added* to the
+# receiver's own. In the last three it *replaces* it. Follow chunk 0: it starts at rank 3, and grows at each rank it
+# visits. After three steps each rank has *one* complete sum, that of its own chunk. This half alone is a
+# **reduce-scatter**. The other half passes the complete sums round. It is an **all-gather**. In each of 2 (n-1) = 6
+# steps a rank sends one n-th of its S bytes, in all 2 (n-1)/n · S = 1.5 S.
 #
-# Go through the 24 messages with the arrow keys (the player says "steps"). Each box shows the four chunks of a
-# rank, and the colours show which ranks' numbers a chunk contains. On which rank is a chunk first complete?
+# Go through the 24 messages with the arrow keys (the player says "steps"). Each box shows the four chunks of a rank,
+# and the colours show which ranks' numbers a chunk contains. On which rank is a chunk first complete?
 
 # %%
 player = play.player(run.trace)
@@ -117,21 +113,21 @@ assert len(complete) == (N - 1) * N + N  # each chunk is completed once, and the
 # ## Left, not right
 #
 # The chunks go from rank r to rank r-1, to the *left*, because the all-reduce of gloo (the library that torch uses on
-# CPUs) turns in this direction. Python cannot see gloo's messages, but Linux counts the bytes of each connection.
-# The next cell predicts the bytes between every pair of ranks for a ring to the left, and compares.
+# CPUs) turns in this direction. Python cannot see gloo's messages, but Linux counts the bytes of each connection. The
+# code below predicts the bytes between every pair of ranks for a ring to the left, and compares.
 
 # %%
 SIZES = [8, 1_000, 2**20, 25 * 2**20]  # bytes
 
 
-def gloos():
+def all_reduces():
     for size in SIZES:
         dist.barrier()
         with span(f"{size:,} B"):
             dist.all_reduce(torch.ones(size // 4))
 
 
-run = Cluster(N, measure="phase").run(gloos)
+run = Cluster(N, measure="phase").run(all_reduces)
 wire = reconcile(run.trace)
 for size in SIZES:
     part = run.trace.within(f"{size:,} B").where(op="all_reduce")
@@ -141,15 +137,17 @@ print()
 print(wire.sentence)
 
 # %% [markdown]
-# The prediction holds at every size, to the byte. (The *residue* is Linux's count minus the prediction.) A ring to
-# the right would have used other connections. With 8 bytes, two of the four chunks are empty; gloo sends their messages
-# all the same, without data.
+# The prediction holds at every size, to the byte. (On the wire are the payload and gloo's headers, 144 B for each
+# message. The *residue* is Linux's count minus the prediction.) A ring to the right would have used other connections.
+# With 8 bytes, both numbers are in one of the four chunks, and gloo sends nothing for the other three: 12 messages
+# instead of 48.
 
 # %% tags=["DM1", "Q1", "check"]
 left = {(rank, (rank - 1) % N) for rank in range(N)}
-for size in SIZES:
+for size, count in zip(SIZES, (12, 48, 48, 168), strict=True):
     part = run.trace.within(f"{size:,} B").where(op="all_reduce")
     assert {(message.src, message.dst) for message in messages(part)} == left
+    assert len(messages(part)) == count
 
 assert wire.not_measured or wire.exact
 
@@ -182,12 +180,7 @@ def train(batch_size=1, adam=False, fp16=False):
     return loss.item(), [parameter.detach() for parameter in model.module.parameters()]
 
 
-RUNS = {
-    "1 image, SGD": {},
-    "64 images": {"batch_size": 64},
-    "Adam": {"adam": True},
-    "fp16 hook": {"fp16": True},
-}
+RUNS = {"1 image, SGD": {}, "64 images": {"batch_size": 64}, "Adam": {"adam": True}, "fp16 hook": {"fp16": True}}
 per_step = {}
 for name, changes in RUNS.items():
     run = Cluster(3).run(partial(train, **changes))
@@ -263,10 +256,10 @@ lessons.check("ring", my_ring, student="")  # your name: it chooses the data
 # %% [markdown]
 # ## Rings that look right
 #
-# Of these three wrong rings, the first gives the right sum. The other two send the right number of bytes between the
-# right ranks, but one sends zeros, and one sends its own chunk again and again. Byte counts cannot show that; checksums
-# can. **Predict first:** each rank has 9,600 B. With three ranks, a ring of chunks sends 12,800 B from each rank. How
-# many bytes does the first ring send from each rank?
+# Of these three wrong rings, `whole_tensors` gives the right sum. The other two send the right number of bytes between
+# the right ranks, but add nothing: one sends zeros, the other its own chunk again and again. Byte counts cannot show
+# that; checksums can. **Predict first:** each rank has 9,600 B. With three ranks, a ring of chunks sends 12,800 B from
+# each rank. How many bytes does the first ring send from each rank?
 
 # %%
 my_bytes_sent = lessons.predict("ring.whole tensors", None)
@@ -281,25 +274,18 @@ def whole_tensors(data):
     data.copy_(total)
 
 
-def zeros(data):
+def as_many_bytes(choose, data):
     rank, n = dist.get_rank(), dist.get_world_size()
-    chunks = data.chunk(n)
-    for step in range(2 * (n - 1)):
-        get = chunks[(rank - step - 1) % n]
-        get += swap(torch.zeros_like(get), get, to=(rank + 1) % n, by=(rank - 1) % n)
+    sent = choose(data.chunk(n)[rank])
+    for _ in range(2 * (n - 1)):
+        swap(sent, sent, to=(rank + 1) % n, by=(rank - 1) % n)
 
 
-def never_moves_on(data):
-    rank, n = dist.get_rank(), dist.get_world_size()
-    chunks = data.chunk(n)
-    for step in range(2 * (n - 1)):
-        get = chunks[(rank - step - 1) % n]
-        get += swap(chunks[rank], get, to=(rank + 1) % n, by=(rank - 1) % n)  # always its own chunk
-
-
-whole, nothing, stale = (lessons.check("ring", wrong) for wrong in (whole_tensors, zeros, never_moves_on))
+zeros, its_own = partial(as_many_bytes, torch.zeros_like), partial(as_many_bytes, torch.clone)
+whole, nothing, stale = (lessons.check("ring", wrong) for wrong in (whole_tensors, zeros, its_own))
 print(whole, nothing, stale, sep="\n\n")
-my_bytes_sent and my_bytes_sent.against(19_200)
+of_whole = Cluster(3).run(whole_tensors, torch.ones(9_600 // 8, dtype=torch.float64))
+my_bytes_sent and my_bytes_sent.against(traffic(of_whole.trace).bytes_from(rank=0))
 
 # %% [markdown]
 # The first ring passes on whole tensors: (n-1) · S from each rank. A ring of chunks sends as much with two ranks, but

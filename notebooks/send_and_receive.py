@@ -80,8 +80,6 @@ def late_receiver():
 run = Cluster(2).run(late_receiver)
 for what, seconds in run.results[0].items():
     print(f"{what} {seconds * 1000:.1f} ms")
-if my_wait:
-    print(my_wait.against("about 0.3 s"))
 axes = draw.timeline(run.trace)
 
 # %% [markdown]
@@ -91,10 +89,12 @@ axes = draw.timeline(run.trace)
 
 # %% tags=["MP1", "check"]
 [send] = run.trace.where(op="send").events
-[recv] = run.trace.where(op="recv").events
+[barrier], [recv] = (run.trace.where(op=op, rank=1).events for op in ("barrier", "recv"))
 assert (message.src, message.dst, message.payload_bytes, message.how) == (0, 1, 16, "observed")
-assert run.results[0]["wait returned after"] >= 0.3  # the sleep lies in between
+assert run.results[0]["wait returned after"] >= 0.3  # the sleep lies in between,
+assert recv.start_ns - barrier.end_ns >= 0.3e9  # and behind the barrier
 assert send.start_ns < recv.start_ns < send.end_ns
+my_wait and my_wait.against("about 0.3 s")
 
 # %% [markdown]
 # ## Both send first
@@ -115,8 +115,6 @@ def swap():
 
 stuck = Cluster(2).run(swap, timeout=3, check=False)
 print(stuck.error)
-if my_swap:
-    print(my_swap.against("a deadlock"))
 
 # %% [markdown]
 # Each rank waits until the other receives, and neither reaches its `recv`: a *deadlock*. In the trace, two sends have
@@ -153,6 +151,7 @@ assert run.results == {0: 1, 1: 0}
 assert {(message.src, message.dst) for message in (first, second)} == {(0, 1), (1, 0)}
 assert first.sent_ns < second.received_ns
 assert second.sent_ns < first.received_ns
+my_swap and my_swap.against("a deadlock")
 
 # %% [markdown]
 # ## Tags
@@ -208,7 +207,7 @@ axes = draw.sequence(run.trace)
 #
 # These arrows are *derived* from gloo's algorithm. Rounding errors can prove them: (a + b) + c and a + (b + c) differ
 # in their last bits. In a ring, the sum of a chunk grows along the ring, so the direction decides the order of adding.
-# The next cell adds in both orders on one device, and compares the results with gloo's sums of four ranks.
+# The code below adds in both orders on one device, and compares the results with gloo's sums of four ranks.
 
 
 # %%

@@ -293,7 +293,6 @@ cut_runs = {size: Cluster(2).run(cut, size) for size in (BATCH, 2 * BATCH)}
 for size, run in cut_runs.items():
     told = [f"{each.op} of {each.ends[0].inputs[0].payload_bytes:,} B" for each in operations(run.trace.within("step"))]
     print(f"{size} images: {', then '.join(told)}")
-my_size and my_size.against("the batch")
 
 # %% [markdown]
 # There is one all-reduce forward and one backward. Each is as large as the *activations* at the cut: batch times width.
@@ -307,6 +306,7 @@ for size, run in cut_runs.items():
     assert all(each.ends[0].inputs[0].payload_bytes == size * WIDTH * 4 for each in calls)
     assert [each.ends[0].phase for each in calls] == ["forward", "backward"]
     assert run.results == {0: True, 1: True}  # as on one device, forward and backward
+my_size and my_size.against("the batch")
 
 # %% [markdown]
 # ## Answers

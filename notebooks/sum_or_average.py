@@ -258,7 +258,7 @@ for small in (0.001, 0.01, 0.1):
 # %% tags=["SA5", "check"]
 # ten times the learning rate gives about ten times the error: it is of second order
 assert 5 < far[0.01][0] / far[0.001][0] < 20
-assert all(scaled < plain / 5 for scaled, plain in far.values())
+assert all(scaled < plain / 5 and 0.4 < plain < 0.6 for scaled, plain in far.values())
 
 # %% [markdown]
 # Nearly, while the learning rate is small. With n small steps, the second gradient is computed at a point that one
@@ -297,18 +297,19 @@ def averaged(what, name):
     return flat(model)
 
 
-difference = {}
+difference, ends = {}, {}
 with Cluster(2) as ranks:
     for name in OPTIMIZERS:
         a, b = (ranks.run(averaged, what, name).results[0] for what in ("gradients", "parameters"))
-        difference[name] = apart(a, b)
+        difference[name], ends[name] = apart(a, b), a
         print(f"{name:18s} {difference[name]:.0e} apart")
-my_optimizers and my_optimizers.against("Adam")
 
 # %% tags=["SA6", "check"]
 assert difference["SGD"] < 1e-6
 assert difference["SGD, momentum 0.9"] < 1e-6
+assert apart(ends["SGD"], ends["SGD, momentum 0.9"]) > 1e-3  # the momentum was on
 assert difference["Adam"] > 1e-3
+my_optimizers and my_optimizers.against("Adam")
 
 # %% [markdown]
 # With SGD the result is the same. With momentum **it is also the same**, although many texts deny it. The momentum

@@ -75,7 +75,6 @@ draw.traffic(runs["all-reduce"][0].trace, ax=left)
 draw.traffic(runs["server, synchronous"][0].trace, ax=right)
 right.set_title("With a server: one row,\none column, and one cell", loc="left", fontsize=11.5, fontweight="bold")
 plt.show()
-my_more and my_more.against("server")
 
 
 # %% [markdown]
@@ -116,6 +115,7 @@ for run in runs["all-reduce"]:
 assert apart(bare.results["server"].numbers, expected) < 1e-6
 by_kind = sent(bare, "parameters")
 assert by_kind.bytes_to(rank=0) == P  # worker 1 fills the list, once
+my_more and my_more.against("server")
 
 # %% [markdown]
 # A server adds numbers without knowing what they mean. So one parameter server program can serve any model, and its
@@ -208,7 +208,8 @@ in_all = (N - 1) * GRADIENTS - N * (N - 1) // 2
 assert round(in_all / GRADIENTS, 3) == 1.975
 assert all(sum(each) == in_all for each in stale["server, asynchronous"])
 assert all(sum(each) <= in_all for each in stale["no lock, over RPC"])
-assert all(max(each) == K - 1 for each in stale[f"local, k = {K}"])
+since_equal = [step % K for step in range(STEPS) for _ in TRAINERS]
+assert stale[f"local, k = {K}"] == [since_equal] * RUNS
 
 for run in runs["server, asynchronous"]:
     assert sent(run, "gradients").total_bytes == GRADIENTS * (P + 16)  # gradient, loss, version
@@ -361,15 +362,17 @@ my_copies and my_copies.against(copies["server, asynchronous"])
 # every image been used once?
 
 # %%
-EPOCH = 1500 // sgd.BATCH
+EPOCH, shares = 1500 // sgd.BATCH, []
 for number, run in enumerate(runs["server, asynchronous"], start=1):
     passes = Counter(each.worker for each in updates(run)[:EPOCH])
     seen = [min(1, passes[worker] / (EPOCH // N)) for worker in (1, 2, 3)]
     twice = [max(0, passes[worker] / (EPOCH // N) - 1) for worker in (1, 2, 3)]
-    print(f"run {number}: not seen {1 - sum(seen) / N:.0%} of the images, seen twice {sum(twice) / N:.0%}")
+    shares.append((1 - sum(seen) / N, sum(twice) / N))
+    print(f"run {number}: not seen {shares[-1][0]:.0%} of the images, seen twice {shares[-1][1]:.0%}")
 
 # %% tags=["MP4", "MP5", "check"]
 assert copies == {name: 1 if "server" in name or "lock" in name else N for name in runs}
+assert all(abs(unseen - twice) < 1e-9 for unseen, twice in shares)
 for name in ("all-reduce", "server, synchronous", f"local, k = {K}"):
     assert Counter(each.worker for each in updates(runs[name][0])[:EPOCH]) == dict.fromkeys((1, 2, 3), EPOCH // N)
 

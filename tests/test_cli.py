@@ -83,7 +83,7 @@ def test_messages_are_a_line_each_and_what_is_not_explained_is_said(tmp_path, ca
     assert head.split() == ["from", "to", "payload", "bytes", "sent,", "ms", "how", "op", "what"]
     assert first.split()[:7] == ["rank", "0", "rank", "1", "1,000", "0.000", "observed"]
     assert second.split()[:7] == ["rank", "1", "rank", "0", "20", "2.500", "observed"]
-    assert "2 messages of 2 operations; 1 operations not explained" in notes
+    assert "2 messages of 2 operations; 1 operation not explained" in notes
     assert any(note.startswith("  not explained: all_reduce: ") for note in notes)
     assert errors == ""
 
@@ -147,25 +147,35 @@ def test_who_has_read_enough_ends_the_table_quietly(tmp_path):
         (["messages"], 2, "traces/, where dlearn run writes, holds none here"),
         (["demo", "--out", "FILE/out"], 1, "FILE/out cannot be made: Not a directory. Give another --out."),
         (["dance"], 2, "'dance'"),
-        (["demo", "--size", "3"], 2, "--size 3; see dlearn demo --help."),
-        (["draw", "dance", "TRACE", "-o", "x.svg"], 2, "'dance'"),
+        (["demo", "--size", "3"], 2, "--size 3. See dlearn demo --help."),
+        (["draw", "timelin", "TRACE", "-o", "x.svg"], 2, "Did you mean timeline? See dlearn draw --help."),
+        (["draw", "steps", "TRACE", "-o", "x.svg", "--arrows"], 2, "--arrows goes with `draw timeline` only."),
+        (["explain", "TRACE", "--stpe", "3"], 2, "--stpe 3. Did you mean --step? See dlearn explain --help."),
     ],
 )
 def test_what_cannot_be_asked_so_is_one_line_with_what_to_try(arguments, status, to_try, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     two_sends(tmp_path / "TRACE")
     Path("FILE").touch()
-    try:
-        ended = main(arguments)
-    except SystemExit as end:  # of argparse
-        ended = end.code
+    ended = main(arguments)
     told, errors = capsys.readouterr()
-    *usage, sentence = errors.splitlines()
+    [sentence] = errors.splitlines()
     assert (ended, told) == (status, "")
     assert sentence.startswith("dlearn")
     assert to_try in sentence
-    assert not usage or usage[0].startswith("usage: dlearn")
     assert sorted(os.listdir()) == ["FILE", "TRACE"]
+
+
+def test_a_picture_is_named_with_its_finding_and_help_tells_of_a_command(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    two_sends(tmp_path / "TRACE")
+    assert main(["draw", "traffic", "TRACE", "--step", "0", "-o", "x.svg"]) == 0
+    assert capsys.readouterr() == ("x.svg: Rank 0 sends 1.00 kB to rank 1, nothing comes back\n", "")
+    assert main(["draw", "timeline", "TRACE", "--arrows", "-o", "y.svg"]) == 0
+    for command in ("draw", "run"):
+        with pytest.raises(SystemExit, match="0"):
+            main(["help", command])
+        assert f"usage: dlearn {command} " in capsys.readouterr().out
 
 
 def test_the_newest_trace_is_read_where_none_is_given_and_a_folder_of_traces_is_listed(tmp_path, capsys, monkeypatch):
@@ -187,6 +197,10 @@ def test_the_newest_trace_is_read_where_none_is_given_and_a_folder_of_traces_is_
     assert "traces is no trace, and holds some. Give one of them:\ntrace " in capsys.readouterr().err
     assert main(["compare", "traces/new", "traces/old", "--rank", "0"]) == 0
     assert capsys.readouterr().out.startswith("old sends as many bytes in as many messages as new")
+    os.utime(dead, (2e9, 2e9))
+    assert main(["messages"]) == 0
+    newest = "dlearn: traces/old, the newest in traces/, which did not end well; the one before: traces/new"
+    assert newest in capsys.readouterr().err
 
 
 def test_interrupt_ends_quietly_with_130(tmp_path):

@@ -122,14 +122,14 @@ def test_a_prediction_is_kept_as_plain_json_and_compared_before_and_after():
     assert not kept.exists()
     assert str(lessons.report()) == "no predictions yet"
     first = lessons.predict("ring.bytes", 48_000)
-    assert str(first) == "ring.bytes: you expect 48,000. Kept; now run the next cell."
+    assert str(first) == "ring.bytes: you predict 48,000. Kept; now run the next cell."
     assert json.loads(kept.read_text()) == {"ring.bytes": [{"expected": 48_000}]}
-    assert "you expected 48,000, seen was 24,000: not so" in str(first.against(24_000))
+    assert "you predicted 48,000; the result was 24,000" in str(first.against(24_000))
     assert lessons.predict("ring.bytes", 24_000).against(24_000).right is True
     table = lessons.predict("ring.way", {"0>1": 100, "1>0": 100})
     assert [table.against({"0>1": 100, "1>0": 104}, tolerance=each).right for each in (0.0, 0.05)] == [False, True]
     told = str(lessons.report()).splitlines()
-    assert told[1] == "ring.bytes: 48,000: not so; at last 24,000: right"
+    assert told[1] == "ring.bytes: 48,000: not right; the last time 24,000: right"
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_a_class_is_counted_without_names(capsys):
         (folder / "dlearn-predictions.json").write_text(json.dumps({"ring.steps": kept}))
     assert main(["predictions", "class"]) == 0
     told = capsys.readouterr().out
-    assert told.splitlines()[0] == "5 students have predicted something, in 1 questions"
+    assert told.splitlines()[0] == "5 students predicted, in 1 question"
     assert told.splitlines()[-1].split() == ["ring.steps", "5", "1", "3", "12", "(3)"]
     assert not any(each in told for each in ("anna", "ben", "carla", "dan", "eva", "class"))
 

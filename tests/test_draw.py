@@ -5,7 +5,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.patches import FancyArrowPatch
 from pictures import MS, lanes, parts, texts, title, words
 from text_boxes import faults
-from traces import Job
+from traces import Job, tensor
 
 from dlearn import draw
 from dlearn.draw import palette
@@ -54,7 +54,7 @@ def test_waiting_is_apart_from_transfer_and_what_is_derived_is_dashed(tmp_path):
     assert "Each rank sends 4.00 MB = 4/3 × 3.00 MB to the rank before it." in words(ax)
     assert {*ways(ax)} == {"0 to 2", "1 to 0", "2 to 1"}
     assert all(arrow.get_linestyle() != "-" for arrow in arrows(ax))
-    assert "derived messages without arrows: arrows=True draws them" in words(draw.timeline(trace))
+    assert "derived messages without arrows: arrows=True, or --arrows, draws them" in words(draw.timeline(trace))
 
 
 def test_a_message_that_was_seen_is_a_solid_arrow_from_its_sender(tmp_path):
@@ -275,6 +275,12 @@ def test_more_than_fits_is_counted_and_an_all_to_all_is_one_row(tmp_path):
     ax = draw.sequence(job.load())
     left_out = int(words(ax).partition(" later operations not drawn")[0].split()[-1])
     assert len(arrows(ax)) + left_out == 100
+    job = Job(tmp_path / "step of FSDP2", ranks=2)
+    for i in range(14):
+        facts = {"start_ns": i * MS, "end_ns": (i + 1) * MS, "outputs": (tensor(2 * (30_000 + i)),)}
+        job.collective("all_gather_single", size=30_000 + i, **facts)
+    ax = draw.sequence(job.load())
+    assert (len(arrows(ax)), "not drawn" in words(ax)) == (2 * 14, False)
     job = Job(tmp_path / "all", ranks=64)
     job.collective("all_to_all_single", size=6400, end_ns=MS)
     ax = draw.sequence(job.load())

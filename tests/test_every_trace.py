@@ -129,6 +129,10 @@ def test_the_frame_of_an_analysis_adds_up_to_its_value(traces):
         assert len(held.to_frame()) == sum(map(len, held.held.values()))
         speeds = analysis.bandwidths(trace)
         assert [row["busbw"] for row in speeds.records()] == [each.bus_bandwidth for each in speeds.items]
+        for found in (analysis.hangs, analysis.mismatches, analysis.roots, analysis.victims):
+            rows = found(trace).to_frame().to_dict("records")
+            of = [getattr(each, "operation", None) or each.chain[0].operation for each in found(trace)]
+            assert [(row["op"], row["seq"]) for row in rows] == [(each.op, each.seq) for each in of]
         for each in analysis.topologies(trace):
             assert sum(row["channels"] for row in each.records()) == sum(edge.channels for edge in each.edges)
         told = analysis.explain(trace)

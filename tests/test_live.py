@@ -315,7 +315,8 @@ def test_a_second_run_of_held_ranks_is_told_and_a_held_rank_that_is_killed():
 
 def test_a_run_that_is_forgotten_ends_its_ranks():
     run = Cluster(2, hold=True).run(sum_and_send)
-    assert len(run.waiting) == 2
+    while len(run.waiting) < 2:  # Of a busy machine each look ends too early.
+        pass
     pids = pids_of(run)
     del run
     gc.collect()

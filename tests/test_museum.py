@@ -10,7 +10,7 @@ from dlearn.lessons import museum
 def check_visit(seen: museum.Visit) -> None:
     """One sentence: while it hangs, in the run's error, from the files. (The notebook does the same with all.)"""
     shown = seen.exhibit
-    assert shown.is_told_by(seen.sentence), seen.files
+    assert shown.expects(seen.sentence), seen.files
     assert shown.ends == "wrong" or seen.sentence in seen.error
     if seen.hung:
         assert seen.sentence in seen.live, "the same, while it hung"

@@ -164,7 +164,7 @@ def test_ranks_feel_a_rate_a_latency_and_a_cut():
         assert seconds(cluster.run(all_reduce, 125_000, timeout=60)) >= 0.210
 
         cluster.network.cut("left", "right")
-        with pytest.raises(RankError, match=r"not done after 1 s[^$]*way between ranks left and right is cut\."):
+        with pytest.raises(RankError, match=r"not done after 1 s[^$]*link between ranks left and right is cut\."):
             cluster.run(all_reduce, 10, timeout=1)
         with pytest.raises(SetupError, match="has no rank 2; its ranks are"):
             cluster.network.slow(2, "1 Mbit/s")

@@ -110,6 +110,8 @@ def test_a_lesson_is_short_and_what_it_lets_predict_is_kept_and_answered_by_the_
     names = re.findall(r"^(\w+) = lessons\.predict\(", code, re.MULTILINE)
     assert len(names) == code.count("lessons.predict(") <= 3
     assert all(f"{name}.against(" in code for name in names)
+    in_sight = [text for kind, text in code_cells(build, source) if kind == "run"]
+    assert not re.search(r"\.against\((\"[^\"]*\"|\d+)\)", "\n".join(in_sight)), "a check is folded"
     asked = [after.source for cell, after in pairwise(cells) if "Predict first" in " ".join(cell.source.split())]
     assert all("lessons.predict(" in after for after in asked)
     assert bool(asked) == bool(names)
@@ -204,9 +206,9 @@ except Exception as error:
 
 SHOWN = {
     "ring_all_reduce": [
-        "you expected 12, seen was 6: not so",
+        "you predicted 12; the result was 6",
         "ring: passed, by its result and by what crossed the wire, on 2, 3, 4 ranks",
-        "0 of 1 right at first, 0 at last",
+        "of 1 prediction, 0 right the first time, 0 the last time",
         "SetupError ranks cannot have a network of their own on this machine: only Linux",
     ]
 }

@@ -3,6 +3,8 @@
 import inspect
 import re
 from pathlib import Path
+from types import UnionType
+from typing import get_args, get_origin, get_type_hints
 
 import pytest
 
@@ -35,6 +37,17 @@ def test_every_answer_has_rows_for_a_frame():
     answers = [each for each in vars(dlearn.analysis).values() if hasattr(each, "to_frame")]
     assert len(answers) > 10
     assert [each for each in answers if each.records.__qualname__ == "Result.records"] == []
+
+
+NO_ROWS = {"autograd_graph", "bandwidth", "iterations"}  # A graph, one operation, a number.
+ANALYSES = {*dlearn.analysis.__all__} - NO_ROWS
+
+
+@pytest.mark.parametrize("name", sorted(name for name in ANALYSES if name.islower() and "assert" not in name))
+def test_every_analysis_returns_what_has_a_frame(name):
+    kind = get_type_hints(getattr(dlearn.analysis, name))["return"]
+    either = get_args(kind) if isinstance(kind, UnionType) else (kind,)
+    assert hasattr(get_origin(either[0]) or either[0], "to_frame")
 
 
 def asks_for_a_trace(function) -> bool:

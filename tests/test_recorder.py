@@ -77,6 +77,9 @@ def test_every_all_reduce_of_ddp_has_its_bucket_phase_and_role(everything):
         assert [each.ends[0].inputs[0].payload_bytes for each in reduced] == sizes
         assert reduced[1].bucket.parameters == ("8.bias", "8.weight", "6.bias", "6.weight", "4.bias", "4.weight")
         assert reduced[1].what.startswith("gradient of bucket 0: 8.bias, 8.weight")
+        sent = messages(everything.within(name))
+        said = "gradient of bucket 0: 8.bias, 8.weight, 6.bias, 6.weight and 2 more"
+        assert said in {row[-1] for row in sent.table_rows(sent)}
 
 
 def test_what_fsdp2_sends_names_its_module_and_equal_ones_share_a_sentence(everything):

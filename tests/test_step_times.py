@@ -15,6 +15,7 @@ from traces import Job, tensor
 from dlearn import analysis, draw, explain, operations
 from dlearn.analysis import step_times
 from dlearn.errors import TraceError
+from dlearn.events.event import NOT_OBSERVED
 
 US = 1000
 MS = 1000 * US
@@ -105,24 +106,41 @@ def test_a_step_keeps_its_operations_whole_and_one_that_differs_is_named(tmp_pat
         trace.step(6)
 
 
-def test_steps_by_spans_and_of_fsdp_by_its_first_optimizer(tmp_path):
+def test_steps_by_spans_and_a_span_without_messages(tmp_path):
     job = Job(tmp_path / "spans", ranks=2)
     for number in (7, 3):
         job.message(0, 1, size=number, parent=job.span(0, f"iteration {number}"))
+    job.span(0, "load")
     trace = job.load()
     assert [operations(trace.step(number))[0].payload_bytes for number in (3, 7)] == [3, 7]
-    job = Job(tmp_path / "fsdp", ranks=2)
+    assert explain(trace.within("load")).sentences[0] == "2 ranks: no message in load."
+    with pytest.raises(TraceError, match="has no steps: no training by DDP or FSDP, and no spans"):
+        Job(tmp_path / "none", ranks=1).load().step(0)
+
+
+@pytest.mark.parametrize("by", ["return", NOT_OBSERVED])
+def test_steps_of_fsdp_by_its_first_optimizer_and_what_they_wait_for_gathers(tmp_path, by):
+    """In each of three steps rank 0 waits for rank 1 from 1 to 4 ns, where the ends of calls were seen."""
+    job, seen = Job(tmp_path, ranks=2), by == "return"
     for at in range(0, 60, 20):
-        job.collective("all_gather", size=8, start_ns=at + 1, end_ns=at + 2, phase="forward")
+        facts = {"phase": "forward", "module": "blocks.0", "by": by, "end_ns": at + 6 if seen else None}
+        job.collective("all_gather_single", size=8, start_ns={0: at + 1, 1: at + 4}, **facts)
         for rank, optimizer in ((0, 0), (1, 0), (0, 1), (1, 1)):
             job.stretch(rank, "optimizer", at + 10 + optimizer, at + 11 + optimizer, of=optimizer, site="a.py:1")
     trace = job.load()
     for step in range(3):
         assert [one.start_ns for one in operations(trace.step(step))] == [20 * step + 1]
     # From the first forward pass to 11, to 31 and to 51.
-    assert step_times(trace).lengths_ns == [10, 19, 19]
-    with pytest.raises(TraceError, match="has no steps: no training by DDP or FSDP, and no spans"):
-        Job(tmp_path / "none", ranks=1).load().step(0)
+    found = step_times(trace)
+    assert found.lengths_ns == [10, 19, 19]
+    # Two ranks waited 3 of 2 * 10 and of 2 * 19 ns.
+    shares = "8% of a step (the median of 3; 8% to 15%)" if seen else "not measured"
+    assert found.note == f"Collectives waited for their last rank: {shares}."
+    assert [step.late for step in found.steps] == [((1,), 3, None) if seen else None] * 3
+    compared = str(analysis.compare(trace, trace.step(0)))
+    said = f"Waiting for other ranks: a {shares}, b 15% of the one step seen"
+    assert (said in compared, "Waiting" in compared) == (seen, seen)
+    assert ("(blocks.0)" in title(draw.timeline(trace))) == seen
 
 
 @pytest.mark.parametrize(
@@ -284,7 +302,11 @@ def test_the_picture_of_buckets_has_a_row_for_each_rank_below_each_bucket(tmp_pa
     for rank, name in ((0, "b"), (0, "a"), (1, "b"), (1, "a")):  # Inside no_sync: nothing is sent.
         job.gradient(rank, name, at_ns=5 * US, backward=0)
     ddp_step(job, late=80, backward=1)
-    ax = draw.buckets(job.load())
+    trace = job.load()
+    found = analysis.bucket_times(trace)
+    assert {each.backward for each in found.items} == {0, 1}
+    assert "the first of 2 buckets is launched" in found.finding
+    ax = draw.buckets(trace)
     assert lanes(ax) == ["rank 0", "rank 1"] * 2
     sent = parts(ax, "transfer")
     assert len(sent) == 4

@@ -58,6 +58,9 @@ def test_what_is_no_trace_of_one_job_is_refused(tmp_path):
     job = Job(tmp_path, ranks=2)
     job.headers[1] = header(1, job="yesterday")
     job.write()
+    file = min(tmp_path.glob("*.jsonl"))
+    with pytest.raises(TraceError, match=f"is the file of one process. Give its folder: {tmp_path}"):
+        Trace.load(file)
     with pytest.raises(TraceError, match=r"2 jobs: host-1000\.jsonl is of 'job', host-1001\.jsonl of 'yesterday'"):
         Trace.load(tmp_path)
 

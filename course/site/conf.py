@@ -8,9 +8,10 @@ myst_heading_anchors = 3
 myst_enable_extensions = ["html_image"]
 nb_merge_streams = True
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_show_sphinx = False
 html_copy_source = False
-exclude_patterns = ["_build"]
 suppress_warnings = [
     "misc.highlighting_failure",  # JSON with dots for what is left out
     "myst.header",  # a lesson may begin its parts below a second heading

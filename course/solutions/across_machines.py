@@ -49,7 +49,7 @@ def exchanged(tensor, peer):
 
 
 def flat_ring(tensor, local):
-    """Right in its sum; a rank sends 2 (n-1)/n of the tensor over the cable, as over any other."""
+    """Right in its sum; a rank sends 2 (n-1)/n of the tensor over the link, as over any other."""
     own_ring.to_the_right(tensor)
 
 

@@ -17,5 +17,6 @@ WRONG = (
     (but(4, (1, 2, "all_reduce")), "job 4: rank 1 waits in all_reduce, and not for rank 2"),
     (but(5, (0, 2, "send")), "job 5: rank 0 waits in send, and not for rank 2"),
     (ONE[:4], "there are not five answers"),
-    (but(5, "rank 0"), "job 5: 'rank 0' is not (who, for whom, call)"),
+    (but(2, None), "job 2 has no answer yet"),
+    (but(5, "rank 0"), "job 5: 'rank 0' is not (rank, for which rank, call)"),
 )

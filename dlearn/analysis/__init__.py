@@ -26,12 +26,11 @@ from dlearn.join.joining import operations
 from dlearn.join.message_evidence import messages
 
 __all__ = ["Bandwidth", "Bandwidths", "Breakdown", "BucketTimes", "Comparison", "Explanation"]
-__all__ += ["GradientSteps", "breakdown", "bucket_times", "compare", "explain", "gradients"]
-__all__ += ["Hang", "Iteration", "Mismatch", "Overlap", "RankMemory", "Reconciliation", "Root"]
-__all__ += ["RunSteps", "Scaling", "Topology", "Traffic", "Victim", "WireTraffic", "assert_fresh"]
-__all__ += ["assert_reduces", "assert_traffic", "autograd_graph", "bandwidth", "bandwidths"]
-__all__ += ["hangs", "iteration", "iterations", "measured_traffic", "messages"]
-__all__ += ["mismatches", "operations", "overlap"]
-__all__ += ["predicted_traffic", "rank_memory", "reconcile", "roots", "scaling", "step_times"]
-__all__ += ["topologies", "topology", "traffic", "victims"]
+__all__ += ["GradientSteps", "Hang", "Iteration", "Mismatch", "Overlap", "RankMemory"]
+__all__ += ["Reconciliation", "Root", "RunSteps", "Scaling", "Topology", "Traffic", "Victim"]
+__all__ += ["WireTraffic", "assert_fresh", "assert_reduces", "assert_traffic", "autograd_graph"]
+__all__ += ["bandwidth", "bandwidths", "breakdown", "bucket_times", "compare", "explain"]
+__all__ += ["gradients", "hangs", "iteration", "iterations", "measured_traffic", "messages"]
+__all__ += ["mismatches", "operations", "overlap", "predicted_traffic", "rank_memory", "reconcile"]
+__all__ += ["roots", "scaling", "step_times", "topologies", "topology", "traffic", "victims"]
 __dir__ = __all__.copy  # What Tab offers.

@@ -1,7 +1,5 @@
 """The titles of pictures: what a picture shows, in one sentence."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from fractions import Fraction
 

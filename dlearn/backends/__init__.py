@@ -4,8 +4,6 @@ import dlearn.backends
 torch.distributed.init_process_group("mpi4py", init_method="mpi4py://")   # or "dlearn_ring"
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from importlib import import_module

@@ -3,8 +3,6 @@
 So `async_op=True` and DDP's overlap work as they do on gloo.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """What the process groups written in Python accept: dense tensors on the CPU, and the reductions of torch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """What a rank answers when its function is over: the value, or what was raised."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

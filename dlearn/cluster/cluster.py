@@ -89,7 +89,7 @@ class Cluster:
         over_tcp = here and backend in ("gloo", "dlearn_ring")
         may_hold = here and record and backend != "nccl"
         no_backend = f"there is no backend {backend!r} here"
-        _refuse({
+        rules = {
             f"{no_backend}; use 'gloo', 'nccl' with a GPU for each rank, 'mpi' or 'dlearn_ring'.":
                 backend not in BACKENDS,
             "backend='mpi' has its ranks on this machine, and not beside engines.":
@@ -100,7 +100,9 @@ class Cluster:
                 hold is not False and not may_hold,
             "private= is for ranks of this machine over gloo, dlearn_ring or RPC.":
                 bool(private) and not over_tcp,
-        })  # fmt: skip
+        }  # fmt: skip
+        if refusal := next((sentence for sentence, broken in rules.items() if broken), ""):
+            raise SetupError(refusal)
         names = None if ranks is None and not here else _names(ranks)
         self._engines = [] if here else engines.choose(engine, len(names or ()))
         self.names: tuple[Name, ...] = names or _names(len(self._engines))
@@ -271,13 +273,6 @@ class Cluster:
                 position=on_network, gate=gate, own_log=bool(self._engines),
             ))  # fmt: skip
         return calls
-
-
-def _refuse(rules: dict[str, bool]) -> None:
-    """Raise SetupError with the sentence of the first rule that is broken."""
-    for sentence, broken in rules.items():
-        if broken:
-            raise SetupError(sentence)
 
 
 def _sync(function: Function) -> Function:

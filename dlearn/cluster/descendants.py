@@ -5,8 +5,6 @@ On Linux a process can ask to become the parent of orphans among its descendants
 and below the fork server when it is gone. (On macOS a daemon outlives its rank.)
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal
@@ -15,6 +13,8 @@ import time
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
+
+from dlearn.events.this_host import status_of
 
 END_SECONDS = 2.0  # For processes that were killed to end: they may be waiting for a disk.
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -57,7 +57,7 @@ def _children() -> list[int]:
 def _end(child: int) -> bool:
     """Kill a child of this process; return whether it lived. Its pid may mean another process by now."""
     with suppress(OSError):
-        state, parent = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[:2]
+        state, parent, *_ = status_of(child)
         # Its first thread may be gone before another one that has its children.
         ended = state in "ZX" and len(os.listdir(f"/proc/{child}/task")) <= 1
         if int(parent) == os.getpid() and not ended:

@@ -5,8 +5,6 @@ asks for news again and again, over ipyparallel's own connections: it opens no p
 engine is free for others. A rank ends with its engine, and when the notebook has stopped asking.
 """
 
-from __future__ import annotations
-
 import multiprocessing as mp
 import secrets
 import threading
@@ -26,9 +24,9 @@ from dlearn.cluster.fork_server import warm_up
 from dlearn.cluster.hosted_rank import ANSWER_SECONDS, ask, interface_towards, introduction
 from dlearn.cluster.rank_process import RankProcess, StackLine
 from dlearn.cluster.rank_protocol import LOOPBACK, Call, HostPosition
-from dlearn.cluster.this_host import kernel_id
 from dlearn.errors import SetupError, optional
 from dlearn.events.agent_log import widen
+from dlearn.events.this_host import kernel_id
 from dlearn.notices import notice
 
 PAUSE_SECONDS = 0.1

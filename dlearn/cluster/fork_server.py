@@ -7,8 +7,6 @@ The server reports each rank's pid, and later its exit code. Orphans below ranks
 (descendants.py): it ends them before it reports. When the notebook ends, it does, with all below it.
 """
 
-from __future__ import annotations
-
 import atexit
 import gc
 import multiprocessing as mp

@@ -19,9 +19,9 @@ from typing import Any
 from dlearn.cluster import warm_pool
 from dlearn.cluster.rank_process import DEATH_SECONDS, StackLine
 from dlearn.cluster.rank_protocol import Call
-from dlearn.cluster.this_host import kernel_id
 from dlearn.errors import optional
 from dlearn.events.agent_log import PIPE_BYTES
+from dlearn.events.this_host import kernel_id
 from dlearn.version import __version__
 
 ANSWER_SECONDS = 60.0  # An engine or a notebook that is silent for so long counts as gone.

@@ -8,8 +8,6 @@ has reached them. On a network of a chosen speed each rank has a namespace of it
 between them.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import socket
@@ -24,6 +22,7 @@ from dlearn.cluster import warm_pool
 from dlearn.cluster.rank_process import RankGroup, RankProcess, start_rank
 from dlearn.cluster.rank_protocol import LOOPBACK, receive_descriptor
 from dlearn.errors import SetupError
+from dlearn.events.this_host import sockets_of
 from dlearn.network import namespace
 from dlearn.network.live import LiveNetwork, SwitchProcess
 from dlearn.network.namespace import NetworkNamespace, NotPermitted
@@ -125,13 +124,13 @@ class TcpSocket(NamedTuple):
     remote: int
     state: str
     uid: int
-    inode: str
+    inode: int
 
 
 def users_connected_to(pids: Iterable[int]) -> set[int]:
     """Return the users, except this one, with a connection to a port of one of these processes."""
     table = list(_tcp_sockets())
-    own = {inode for pid in pids for inode in _inodes(pid)}
+    own = {inode for pid in pids for _, inode in sockets_of(pid)}
     ports = {end.local for end in table if end.state == _LISTENS and end.inode in own}
     ends = {(end.remote, end.local) for end in table}
     users = set()
@@ -149,14 +148,4 @@ def _tcp_sockets() -> Iterator[TcpSocket]:
             for line in table.read_text().splitlines()[1:]:
                 _, local, remote, state, _, _, _, uid, _, inode, *_ = line.split()
                 here, there = (int(side.rpartition(":")[2], 16) for side in (local, remote))
-                yield TcpSocket(here, there, state, int(uid), inode)
-
-
-def _inodes(pid: int) -> Iterator[str]:
-    """Yield the inodes of a process's sockets, from links such as "socket:[4711]"."""
-    with suppress(OSError):  # It has just ended.
-        for link in os.scandir(f"/proc/{pid}/fd"):
-            with suppress(OSError):
-                kind, _, inode = os.readlink(link).partition(":")
-                if kind == "socket":
-                    yield inode.strip("[]")
+                yield TcpSocket(here, there, state, int(uid), int(inode))

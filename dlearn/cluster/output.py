@@ -1,7 +1,5 @@
 """What the ranks print: shown live, a line at a time, tagged by rank, and kept."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections import Counter
@@ -26,7 +24,7 @@ class RankOutput:
         self._filter = Filter() if log is not None else None
         self._path = log
         self.log: BinaryIO | None = None
-        self.lost: Counter[str] = Counter()  # Lines of the log, by why they were not written.
+        self.lost = Counter[str]() if self._filter is None else self._filter.lost
 
     def read(self, pipe: Connection) -> bool:
         """Take what is in the pipe now. Return False at the end of the stream."""
@@ -39,7 +37,7 @@ class RankOutput:
             return False
         self._add(data if log is None else log.feed(data))
         if log is not None:
-            self._write(log.take_lines())
+            log.keep_lines(self._write)
         return True
 
     def found_empty(self, at_ns: int) -> None:
@@ -47,14 +45,9 @@ class RankOutput:
             self._filter.found_empty(at_ns)
 
     def _write(self, lines: bytes) -> None:
-        if not lines or self._path is None:
-            return
-        try:
-            self.log = self.log or self._path.open("ab", buffering=0)
-            self.log.write(lines)
-        except OSError as error:  # A full disk is no business of the ranks.
-            # The first line is the stamp.
-            self.lost[error.strerror or str(error)] += lines.count(b"\n") - 1
+        assert self._path is not None
+        self.log = self.log or self._path.open("ab", buffering=0)
+        self.log.write(lines)
 
     def _add(self, data: bytes) -> None:
         self._kept += data

@@ -4,8 +4,6 @@ One payload goes to every rank, so functions that share globals, or a class, sha
 cloudpickle sends what a notebook or script defines by value, modules by name.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import io

@@ -5,8 +5,6 @@ and when all have come (PMI 1: wiki.mpich.org, "PMI v1 Wire Protocol"). Here ran
 get such a descriptor with their first call (rank.py), and load no torch anew. No port is opened.
 """
 
-from __future__ import annotations
-
 import os
 import secrets
 import signal
@@ -21,7 +19,7 @@ from typing import Any
 
 from dlearn.cluster import warm_pool
 from dlearn.cluster.rank_process import RankGroup, RankProcess
-from dlearn.cluster.this_host import cores
+from dlearn.events.this_host import cores
 from dlearn.notices import notice
 
 LINE_BYTES = 4096

@@ -4,8 +4,6 @@ Runs in a process of its own. It ends when it is asked to, or when its connectio
 is inside its function then is ended by the fork server, or with it.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import importlib
 import io

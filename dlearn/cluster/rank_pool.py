@@ -22,6 +22,7 @@ from dlearn.cluster.rank_process import DEATH_SECONDS, RankProcess, StackLine
 from dlearn.cluster.rank_protocol import FINISH, Call
 from dlearn.errors import SetupError
 from dlearn.events.agent_log import LOOK_SECONDS, PAUSE_SECONDS, SUFFIX
+from dlearn.events.this_host import scheduled_ns
 from dlearn.live.live_rows import LiveDisplay, LiveRows
 from dlearn.notices import notice
 
@@ -294,21 +295,12 @@ class GracePeriod:
 
     def __init__(self, pids: Collection[int]) -> None:
         self._began = time.monotonic()
-        self._waited_before = {pid: _waited_seconds(pid) for pid in pids}
+        self._waited_before = {pid: scheduled_ns(pid)[1] for pid in pids}
 
     def is_over(self, pids: Collection[int]) -> bool:
         """Return whether the time of these is over. They have more if they waited half of it for a core."""
         passed = time.monotonic() - self._began
         if not GRACE_SECONDS <= passed < MOST_GRACE_SECONDS:
             return passed >= GRACE_SECONDS
-        waited = [_waited_seconds(pid) - self._waited_before.get(pid, 0.0) for pid in pids]
-        return max(waited, default=0.0) < passed / 2
-
-
-def _waited_seconds(pid: int) -> float:
-    """Return how long the process's threads were runnable and did not run; 0 where that is not known."""
-    waited_ns = 0
-    for thread in Path(f"/proc/{pid}/task").glob("*/schedstat"):  # Linux, Documentation/scheduler/sched-stats.
-        with suppress(OSError):  # It has ended.
-            waited_ns += int(thread.read_text().split()[1])
-    return waited_ns / 1e9
+        waited = [scheduled_ns(pid)[1] - self._waited_before.get(pid, 0) for pid in pids]
+        return max(waited, default=0) < 1e9 * passed / 2

@@ -14,7 +14,6 @@ import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import NamedTuple
 
 from dlearn.cluster import rank_protocol
@@ -23,6 +22,7 @@ from dlearn.cluster.payload import is_installed
 from dlearn.cluster.rank_protocol import LOOPBACK, STACK_SIGNAL, Call, Enter, Listen
 from dlearn.errors import SetupError
 from dlearn.events.agent_log import widen
+from dlearn.events.this_host import is_stopped
 
 
 class StackLine(NamedTuple):
@@ -108,12 +108,7 @@ class RankProcess:
 
     @property
     def halted(self) -> bool:
-        """Return whether it is stopped, by SIGSTOP or a debugger."""
-        try:
-            state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:  # It has ended; or the system has no /proc.
-            return False
-        return state in ("T", "t")
+        return is_stopped(self.pid)
 
     def listen(self, backlog: int) -> tuple[str, int]:
         """Have the rank open the socket on which it will serve the store; return its address."""

@@ -1,7 +1,5 @@
 """What a pool and its ranks send each other: calls, requests, open files."""
 
-from __future__ import annotations
-
 import signal
 import socket
 from collections.abc import Callable

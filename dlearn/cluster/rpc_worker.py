@@ -3,8 +3,6 @@
 torch pickles functions by name, and all functions of a call are in every rank's `__main__`.
 """
 
-from __future__ import annotations
-
 import itertools
 import warnings
 from collections.abc import Iterator
@@ -42,10 +40,10 @@ def worker(name: str, rank: int, world_size: int, recording: Any = None, store: 
     )
     if recording is not None:
         recording.meet = partial(meet, store, world_size)
+    where: dict[str, Any] = {"rank": rank, "world_size": world_size, "rpc_backend_options": options}
+    own_name = f"worker{name}" if name.isdigit() else name
     with _without_false_alarms():
-        rpc.init_rpc(  # type: ignore[no-untyped-call]
-            worker_name(name), rank=rank, world_size=world_size, rpc_backend_options=options
-        )
+        rpc.init_rpc(own_name, **where)  # type: ignore[no-untyped-call]
         if recording is not None:
             _open_connections(rank, world_size)
             recording.meet()
@@ -53,10 +51,6 @@ def worker(name: str, rank: int, world_size: int, recording: Any = None, store: 
             recording.meet()  # No worker's first call comes before the other end counts.
         yield
         rpc.shutdown()
-
-
-def worker_name(name: str) -> str:
-    return f"worker{name}" if name.isdigit() else name
 
 
 @contextmanager

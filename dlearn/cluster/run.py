@@ -1,7 +1,5 @@
 """What a cluster's run leaves behind."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re
@@ -16,8 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlearn.cluster.this_host import kernel_id
 from dlearn.errors import DlearnError, RankError, SetupError, TraceError
+from dlearn.events.this_host import kernel_id, status_of
 from dlearn.network.forwarded import Forwarded
 from dlearn.shown import Paragraph, Shown, count_text
 from dlearn.trace import Trace
@@ -151,6 +149,5 @@ def _process(pid: int) -> str:
     """Return its pid and when it began, as pids are used again. ProcessLookupError if it has ended."""
     os.kill(pid, 0)
     with suppress(OSError):
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return f"{pid} {fields[19]}"
+        return f"{pid} {status_of(pid)[19]}"
     return str(pid)

@@ -4,8 +4,6 @@ A process takes longer to start and to end than most cells (10 ms and 5 ms for e
 where it is spawned). So a thread does both, after `run` has returned.
 """
 
-from __future__ import annotations
-
 import atexit
 import os
 import threading

@@ -4,8 +4,6 @@ An algorithm is a plan of such steps. Each send is an ordinary `send` of torch, 
 that says which step it is, and which part of the tensor it has.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -9,8 +9,6 @@ join in pairs: the even rank sends its data to the odd one before, and receives 
 R. Rabenseifner and W. Gropp, "Optimization of Collective Communication Operations in MPICH", 2005.)
 """
 
-from __future__ import annotations
-
 from dlearn.collectives.exchange import Chunk, Exchange, all_reduce_by
 
 

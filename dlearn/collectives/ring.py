@@ -10,8 +10,6 @@ Chunks, direction and order of adding are those of gloo's all_reduce, so the res
 pictures show a ring that turns to the right. (Gloo's own schedule, as predicted: join/gloo_schedules.py.)
 """
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup

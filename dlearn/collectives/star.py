@@ -8,8 +8,6 @@ Parameter Server", OSDI 2014). It is the simplest algorithm and the slowest: 2 (
 through the connections of one rank, one after another.
 """
 
-from __future__ import annotations
-
 from dlearn.collectives.exchange import Exchange, all_reduce_by
 
 CENTRE = 0

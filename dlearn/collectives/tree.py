@@ -8,8 +8,6 @@ Few steps, but every message is the whole tensor: good for small tensors. (R. Th
 W. Gropp, "Optimization of Collective Communication Operations in MPICH", 2005. Gloo broadcasts like this.)
 """
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup

@@ -3,8 +3,6 @@
 Each `drive_...` runs on every rank and returns what the criteria compare; all data are float64 and come from the seed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from math import ceil, log2

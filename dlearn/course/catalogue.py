@@ -34,9 +34,9 @@ def check(id: str, submission: object, *, student: str = "", seconds: float = SE
             hints = tuple(exercise.hints[failed.key].splitlines())
             phrases = exercise.holds
             right = "; ".join(phrases[name] for name in failed.holds if name in phrases)
-            tried = exercise.ranks[:count] if failed.key != "call" else ()
+            tried = exercise.ranks[:count] if failed.key not in ("call", "form") else ()
             return Grade(id, False, tried, failed.finding, hints, right, before > 0)
-    return Grade(id, passed=True, tried=exercise.ranks)
+    return Grade(id, passed=True, tried=exercise.ranks, right=exercise.explained(seed))
 
 
 _failures: Counter[tuple[str, str, str]] = Counter()

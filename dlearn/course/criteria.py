@@ -1,7 +1,5 @@
 """Criteria of exercises: what each rank is left with, and how it got there."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping

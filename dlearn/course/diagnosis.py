@@ -1,7 +1,5 @@
 """The exercise `five_hangs`: five recorded jobs that hang, and who waits for whom in each. No code is asked for."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable
 from functools import cache
@@ -11,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from dlearn.analysis import hangs
+from dlearn.analysis.findings import hang_finding
 from dlearn.cluster import Cluster
 from dlearn.course.exercise import Exercise
 from dlearn.errors import DlearnError
@@ -95,12 +94,13 @@ def waits(trace: Trace) -> set[Wait]:
 
 def judge(answers: Any, seed: int) -> tuple[str, str] | None:
     """Return the finding and its key in tasks.toml, of the first wrong answer, or None."""
-    wanted = 'five answers, each (who, for whom, call), as in (0, 2, "all_reduce")'
     if not isinstance(answers, list | tuple) or len(answers) != len(JOBS):
-        return f"there are not {wanted}", "form"
+        return "there are not five answers", "form"
     for number, (answer, trace) in enumerate(zip(answers, _recorded(seed), strict=True), start=1):
+        if answer is None:
+            return f"job {number} has no answer yet", "form"
         if not isinstance(answer, list | tuple) or len(answer) != 3:
-            return f"job {number}: {answer!r} is not (who, for whom, call)", "form"
+            return f"job {number}: {answer!r} is not (rank, for which rank, call)", "form"
         problem = _problem(tuple(answer), waits(trace))
         if problem:
             finding, key = problem
@@ -119,4 +119,10 @@ def _problem(answer: Wait, right: set[Wait]) -> tuple[str, str] | None:
     return f"rank {who} waits in {call}, and not for rank {whom}", "whom"
 
 
-FIVE_HANGS = Exercise("five_hangs", drive=None, criteria={}, ranks=(RANKS,), judge=judge)
+def explained(seed: int) -> str:
+    """Return the finding of each job, which its picture has above it outside of the exercise."""
+    found = map(hang_finding, _recorded(seed))
+    return "\n".join(f"job {number}: {finding}." for number, finding in enumerate(found, start=1))
+
+
+FIVE_HANGS = Exercise("five_hangs", None, {}, ranks=(RANKS,), judge=judge, explained=explained)

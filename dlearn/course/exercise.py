@@ -1,7 +1,5 @@
 """An exercise, an attempt at it on real ranks, and its grade: what is right, a finding, a hint."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import tomllib
@@ -82,6 +80,7 @@ class Exercise:
     ranks: tuple[int, ...] = (2, 3, 4)
     judge: Callable[[Any, int], tuple[str, str] | None] | None = None
     """Replaces a run where answers are no code: (answers, seed) -> finding and its key, or None."""
+    explained: Callable[[int], str] = lambda seed: ""  # What to say of right answers.
     silent: bool = False
     """Whether a right submission sends nothing."""
 
@@ -137,7 +136,9 @@ class Grade(Shown):
     def paragraphs(self) -> Iterator[str]:
         ranks = ", ".join(map(str, self.tried))
         if self.passed:
-            yield f"{self.exercise}: passed, by its result and by what crossed the wire, on {ranks} ranks"
+            by = f", by its result and by what crossed the wire, on {ranks} ranks"
+            yield f"{self.exercise}: passed" + ("" if self.right else by)
+            yield from self.right.splitlines()
             return
         before, _, last = ranks.rpartition(", ")
         passed = f" Passed on {before} ranks." if before else ""

@@ -5,8 +5,6 @@ uses, directly or through others: functions, classes, assignments, each where it
 are calls, pictures, magics and `lessons.check`. A cell that is no Python is left out, and said.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import re

@@ -12,11 +12,12 @@ from typing import Any
 
 from dlearn.course.questions import fits
 from dlearn.errors import DlearnError
-from dlearn.shown import Paragraph, Shown, Table
+from dlearn.shown import Paragraph, Shown, Table, count_text
 
 FILE = Path("dlearn-predictions.json")
 """In the folder that the notebook runs in: {id: [{"expected": ..., "seen": ...}, ...]}, oldest first."""
 
+MARKS = {True: "right", False: "not right", None: "not yet compared"}
 ANSWERS_SHOWN, FEWEST = 3, 3  # The most frequent first answers, of at least so many students.
 
 Answer = float | str | dict[str, float]  # The table: who -> whom ("0>1") and how much.
@@ -45,10 +46,11 @@ class Prediction(Shown):
 
     def paragraphs(self) -> Iterator[str]:
         if self.seen is None:
-            yield f"{self.id}: you expect {answer_text(self.expected)}. Kept; now run the next cell."
+            yield f"{self.id}: you predict {answer_text(self.expected)}. Kept; now run the next cell."
             return
         expected, seen = answer_text(self.expected), answer_text(self.seen)
-        yield f"{self.id}: you expected {expected}, seen was {seen}: {_mark(self.right)}"
+        right = ": right" if self.right else ""
+        yield f"{self.id}: you predicted {expected}; the result was {seen}{right}"
 
 
 def predict(id: str, expected: Answer | None, *, choices: Sequence[str] = ()) -> Prediction | None:
@@ -85,10 +87,10 @@ class BeforeAndAfter(Shown):
             yield "no predictions yet"
             return
         before, after = _right(self.pairs)
-        yield f"{before} of {len(self.pairs)} right at first, {after} at last"
+        yield f"of {count_text(len(self.pairs), 'prediction')}, {before} right the first time, {after} the last time"
         for first, last in self.pairs:
-            later = "" if last is first else f"; at last {answer_text(last.expected)}: {_mark(last.right)}"
-            yield f"{first.id}: {answer_text(first.expected)}: {_mark(first.right)}{later}"
+            later = "" if last is first else f"; the last time {answer_text(last.expected)}: {MARKS[last.right]}"
+            yield f"{first.id}: {answer_text(first.expected)}: {MARKS[first.right]}{later}"
 
 
 def report() -> BeforeAndAfter:
@@ -122,8 +124,9 @@ class ClassStats(Shown):
     pairs: dict[str, list[Pair]]
 
     def paragraphs(self) -> Iterator[Paragraph]:
-        yield f"{self.students} students have predicted something, in {len(self.pairs)} questions"
-        rows = [["question", "students", "right at first", "right at last", "most expected at first"]]
+        questions = count_text(len(self.pairs), "question")
+        yield f"{count_text(self.students, 'student')} predicted, in {questions}"
+        rows = [["question", "students", "right first", "right last", "frequent first answers"]]
         for id, pairs in sorted(self.pairs.items()):
             first, last = _right(pairs)
             rows.append([id, str(len(pairs)), str(first), str(last), _most_expected(pairs)])
@@ -150,10 +153,6 @@ def stats(folder: str | Path) -> ClassStats:
         for id, pair in _pairs_in(file).items():
             pairs.setdefault(id, []).append(pair)
     return ClassStats(len(files), pairs)
-
-
-def _mark(right: bool | None) -> str:
-    return {True: "right", False: "not so", None: "not yet compared"}[right]
 
 
 def answer_text(answer: Answer) -> str:

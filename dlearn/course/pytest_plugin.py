@@ -8,8 +8,6 @@ def test_the_same_as_the_notebook(graded):
     graded("ring", my_ring)                     # fails with the finding and the hint of `lessons.check`
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

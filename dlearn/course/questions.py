@@ -1,7 +1,5 @@
 """Compare short answers with the expected ones, which are data in answers.toml: right, or not yet and a hint."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Exercises with layers that are split: by columns and rows, in shards, by blocks of a sequence, and by experts."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable
 from functools import partial

@@ -3,8 +3,6 @@
 A submission is a student's program: it can do whatever the user can who grades it. Grade in a container.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """Exercises around a training loop: DDP, accumulation, a server, a sharded optimizer, a hook, and a checkpoint."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Iterable
 from functools import partial

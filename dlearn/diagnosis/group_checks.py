@@ -4,8 +4,6 @@ torch names a new group by a count. Where not every rank calls new_group for eve
 have one name and meet in one store: whom a member connects to is chance.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 
 import msgspec

@@ -3,8 +3,6 @@
 The latter are observations, not verdicts: a program may well call all_reduce from one line on rank 0
 and from another on rank 1."""
 
-from __future__ import annotations
-
 import heapq
 import signal
 from collections import defaultdict
@@ -23,6 +21,7 @@ from dlearn.join.ends import End, Group
 from dlearn.join.joining import operations
 from dlearn.join.selection import once
 from dlearn.join.tables.operation_table import Operation
+from dlearn.shown import Findings, RankNames
 from dlearn.trace import Trace
 
 
@@ -31,6 +30,10 @@ class Hang(msgspec.Struct, frozen=True):
 
     operation: Operation
     waiting: tuple[int, ...]
+
+    def row(self, labels: RankNames) -> dict[str, object]:
+        waiting = ", ".join(labels[rank] for rank in self.waiting)
+        return self.operation.row(labels) | {"waiting": waiting}
 
 
 SOON_NS = 500_000_000
@@ -52,7 +55,7 @@ class Pace(msgspec.Struct, frozen=True):
 
 
 @once
-def hangs(trace: Trace) -> tuple[Hang, ...]:
+def hangs(trace: Trace) -> Findings[Hang]:
     """Find every operation that is stuck, by first call. Empty where all that was begun has ended.
 
     Of a job that was stopped at work, calls that had not waited longer than usual are left out.
@@ -61,7 +64,7 @@ def hangs(trace: Trace) -> tuple[Hang, ...]:
     for operation in operations(trace).unusual():
         if _is_stuck(operation) and not _is_under_way(operation, usual):
             found.append(Hang(operation, tuple(end.rank for end in operation.ends if _is_open(end))))
-    return tuple(found)
+    return Findings.of(found, trace.labels)
 
 
 @once
@@ -257,8 +260,11 @@ class Mismatch(msgspec.Struct, frozen=True):
     operation: Operation
     why: Suspicion
 
+    def row(self, labels: RankNames) -> dict[str, object]:
+        return self.operation.row(labels) | {"why": self.why}
 
-def mismatches(trace: Trace) -> tuple[Mismatch, ...]:
+
+def mismatches(trace: Trace) -> Findings[Mismatch]:
     """Find collectives and messages that ended on all ranks and yet may be wrong, by first call."""
     stuck = {id(hang.operation) for hang in hangs(trace)}
     summed: set[tuple[str, int]] = set()
@@ -275,7 +281,7 @@ def mismatches(trace: Trace) -> tuple[Mismatch, ...]:
             why = _why(operation, calls, summed)
             if why is not None:
                 found.append(Mismatch(operation, why))
-    return tuple(found)
+    return Findings.of(found, trace.labels)
 
 
 def _may_be_wrong(one: Operation) -> bool:

@@ -1,7 +1,5 @@
 """Every sentence about a hang: who waits for whom, and why."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple

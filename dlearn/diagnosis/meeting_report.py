@@ -1,7 +1,5 @@
 """Every sentence about processes that wait for others to come, as to a group or to RPC."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from dlearn.diagnosis.hang_detection import Hang, inside, last_seen

@@ -1,7 +1,5 @@
 """Calls in which processes wait for others to come: which have come, and which are missing."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import NamedTuple

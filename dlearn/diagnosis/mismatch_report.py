@@ -1,7 +1,5 @@
 """Every sentence about calls that do not fit together: which rank gave what, at which line."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable
 

@@ -6,8 +6,6 @@ others from there on, and in the end one rank waits for a call that is not made.
 waits are the counts compared: ranks may well be given different numbers of batches.
 """
 
-from __future__ import annotations
-
 import signal
 from bisect import bisect_left
 from collections.abc import Iterator

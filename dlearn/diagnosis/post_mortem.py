@@ -1,7 +1,5 @@
 """Every sentence about what became of a job: how processes ended, which ranks held others up, and what may be wrong."""
 
-from __future__ import annotations
-
 import math
 import re
 import signal

@@ -5,8 +5,6 @@ two ranks, gradients of its parameters on each of them, a step that used them, a
 the whole training that is large enough to have averaged gradients or parameters.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence

@@ -10,8 +10,6 @@ to this one after that: so the chain goes on there, until it comes to a root. It
 order of calls, not seen.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Literal
@@ -22,6 +20,7 @@ from dlearn.diagnosis.hang_detection import Hang, came_out, hangs
 from dlearn.join.ends import End
 from dlearn.join.selection import once
 from dlearn.join.tables.operation_table import Operation
+from dlearn.shown import Findings, RankNames
 from dlearn.trace import Trace
 
 How = Literal["never", "stuck"]
@@ -34,6 +33,10 @@ class Root(msgspec.Struct, frozen=True):
     how: How
     operation: Operation
     more: int
+
+    def row(self, labels: RankNames) -> dict[str, object]:
+        found = self.operation.row(labels) | {"how": self.how, "more": self.more}
+        return {"rank": labels[self.rank], **found}
 
 
 class WaitsFor(msgspec.Struct, frozen=True):
@@ -54,20 +57,24 @@ class Victim(msgspec.Struct, frozen=True):
     rank: int
     chain: Chain
 
+    def row(self, labels: RankNames) -> dict[str, object]:
+        waits_for = ", ".join(labels[wait.other] for wait in self.chain)
+        found = self.chain[0].operation.row(labels) | {"waits_for": waits_for}
+        return {"rank": labels[self.rank], **found}
+
 
 @once
-def roots(trace: Trace) -> tuple[Root, ...]:
+def roots(trace: Trace) -> Findings[Root]:
     """Find the ranks that hold the others up, by rank; none where no file says how far ranks came."""
-    if not any(process.reached for process in trace.processes):
-        return ()
     held_up: dict[tuple[int, How], list[Operation]] = defaultdict(list)
-    for hang in hangs(trace):
+    for hang in hangs(trace) if any(each.reached for each in trace.processes) else ():
         for rank in hang.operation.missing:
             held_up[rank, "never"].append(hang.operation)
         for rank in hang.waiting if came_out(hang.operation, trace) else ():
             held_up[rank, "stuck"].append(hang.operation)
     first = sorted(held_up.items(), key=lambda item: (item[0][0], item[1][0].start_ns))
-    return tuple(Root(rank, how, calls[0], len(calls) - 1) for (rank, how), calls in first)
+    found = [Root(rank, how, calls[0], len(calls) - 1) for (rank, how), calls in first]
+    return Findings.of(found, trace.labels)
 
 
 def deadlock(trace: Trace) -> Chain:
@@ -101,7 +108,7 @@ def ring_from(start: int, waits: dict[int, dict[int, WaitsFor]]) -> Chain:
 
 
 @once
-def victims(trace: Trace) -> tuple[Victim, ...]:
+def victims(trace: Trace) -> Findings[Victim]:
     """Find every rank that waits for a root, by the shortest chain, by rank; none without roots."""
     chains: dict[int, Chain] = {root.rank: () for root in roots(trace)}
     # First the calls that a rank has not made.
@@ -114,7 +121,8 @@ def victims(trace: Trace) -> tuple[Victim, ...]:
             if new and _after(wait, chains[wait.other]):
                 longer.setdefault(wait.rank, (wait, *chains[wait.other]))
         if not longer:
-            return tuple(Victim(rank, chain) for rank, chain in sorted(chains.items()) if chain)
+            found = [Victim(rank, chain) for rank, chain in sorted(chains.items()) if chain]
+            return Findings.of(found, trace.labels)
         chains |= longer
 
 

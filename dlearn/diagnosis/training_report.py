@@ -1,7 +1,5 @@
 """Every sentence about gradients: who reduced those of each step, and where ranks parted."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import msgspec

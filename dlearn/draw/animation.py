@@ -3,8 +3,6 @@
 Packets move from rank to rank; those of one step of an operation move together.
 """
 
-from __future__ import annotations
-
 import io
 import math
 import os

@@ -1,7 +1,5 @@
 """The marks of calls in a timeline: bars, what they wait for, the critical path, and how they end."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from functools import cached_property
@@ -247,7 +245,7 @@ class Outcomes(TimelineMark):
         if "stuck" in states:
             notes.append("Stuck calls last longer than drawn: the axis ends with the last event that was seen.")
         if sums.never_came:
-            notes.append(f"{sums.never_came:,} messages were expected and never came: no arrows.")
+            notes.append(f"No arrows for {count_text(sums.never_came, 'message')}: expected, and never came.")
         reasons = list(sums.unexplained.items())
         notes += [f"No arrows for {count_text(count, 'operation')}: {reason}." for reason, count in reasons[:2]]
         others = sum(count for _, count in reasons[2:])

@@ -1,7 +1,5 @@
 """What all pictures share: new axes, text that no name can break, and the frame of title, legend and notes."""
 
-from __future__ import annotations
-
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar

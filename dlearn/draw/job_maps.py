@@ -1,7 +1,5 @@
 """Maps of a job: which rank is in which process group, and how NCCL has wired hosts and ranks."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """What ranks hold while they train: an area for each part of it over time, beside what the textbook says."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -5,8 +5,6 @@ looks with the same hatch apart (tests/test_palette.py). Hatches that rise mean 
 expected never came.
 """
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_right
 from collections.abc import Sequence

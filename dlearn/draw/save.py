@@ -1,7 +1,5 @@
 """Pictures as files: the same bytes for the same picture, with its finding in words."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import html

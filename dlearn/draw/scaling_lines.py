@@ -1,7 +1,5 @@
 """How messages grow with the batch: the line that was worked out, through the points that were measured."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

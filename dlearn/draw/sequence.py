@@ -27,7 +27,7 @@ from dlearn.join.operation_messages import message_count, messages_of
 from dlearn.shown import count_text, size_text
 from dlearn.trace import Trace
 
-MOST_ROWS = 35
+MOST_ROWS = 45  # A step of FSDP2 with fourteen collectives on two ranks takes 44.
 _FEW_STEPS, _FEW_ROWS = 14, 24  # Up to so many rows, steps have arrows each; repetitions are drawn.
 _FEW_CONTROL = 3  # Up to this many control messages have arrows.
 _LONGEST_CYCLE = 24  # Operations that may repeat together.
@@ -164,9 +164,10 @@ def _notes(trace: Trace, rows: Rows) -> list[str]:
         notes.append("What several ranks do alike is drawn once, with the bytes of one of them.")
     if any(cycle.times > 1 for cycle in rows.cycles):
         notes.append("What is repeated is drawn as it was the first time; who sends first may change.")
-    left_out = [f"{count:,} {when}" for when, count in (("earlier", rows.before), ("later", rows.after)) if count]
+    counts = {"earlier operation": rows.before, "later operation": rows.after}
+    left_out = [count_text(count, what) for what, count in counts.items() if count]
     if left_out:
-        notes.append(f"{' and '.join(left_out)} operations not drawn: choose a shorter part.")
+        notes.append(f"{' and '.join(left_out)} not drawn: choose a shorter part, as one phase.")
     return notes
 
 

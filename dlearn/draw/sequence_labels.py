@@ -68,17 +68,16 @@ class Block:
     @property
     def heights(self) -> list[float]:
         """Return the heights of head, lines and the gap to the next block, in rows."""
-        lines = [_height(row) for row in self.rows] or [1.0 if self.bar else 0.0]
+        lines = []
+        for row in self.rows:
+            lowest = 1.0 if any(arrow.label for arrow in row) else 0.7
+            lines.append(lowest + max((arrow.level for arrow in row), default=0.0))
+        lines = lines or [1.0 if self.bar else 0.0]
         return [0.8 if self.heads else 0.0, *lines, 0.3 if self.heads else 0.15]
 
     @property
     def height(self) -> float:
         return sum(self.heights)
-
-
-def _height(row: ArrowRow) -> float:
-    lowest = 1.0 if any(arrow.label for arrow in row) else 0.7
-    return lowest + max((arrow.level for arrow in row), default=0.0)
 
 
 CONTROL = "that RPC sends for itself"

@@ -1,7 +1,5 @@
 """The steps of DDP over time: when gradients are ready and buckets travel, and what the time of a step is spent on."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

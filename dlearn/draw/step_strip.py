@@ -1,7 +1,5 @@
 """Every step of a run on every rank: how long it took, which rank waited, and for whom."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from statistics import median
 from typing import Any, NamedTuple

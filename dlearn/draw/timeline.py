@@ -1,7 +1,5 @@
 """The timeline: a lane per rank, a bar per call, waiting apart from transfer, an arrow per message."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from typing import Any
 
@@ -198,7 +196,7 @@ class MessageArrows(TimelineMark):
         if model.control:
             notes.append(f"{count_text(model.control, 'control call')} that RPC makes for itself, not drawn.")
         if model.hidden:
-            asked = ": arrows=True draws them" * (model.sums.derived_arrows <= MOST_ARROWS)
+            asked = ": arrows=True, or --arrows, draws them" * (model.sums.derived_arrows <= MOST_ARROWS)
             notes.append(f"{count_text(model.hidden, 'derived message')} without arrows{asked}.")
         if any(flow.how == "derived" for flow in model.arrows):
             whose = f"{traffic(model.trace).derived_from}'s"

@@ -3,8 +3,6 @@
 Of many ranks that call the same at almost the same times, one lane stands for all; a rank that differs has its own.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right, insort
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
@@ -173,7 +171,8 @@ def _apart(shown: Sequence[Flow], ranks: Sequence[int], nearest_ns: float) -> li
     taken: dict[Hashable, list[float]] = defaultdict(list)
     kept: list[Flow] = []
     for arrows in sorted(_by_operation(shown), key=_lasted_ns, reverse=True):
-        edges = list(map(_head, arrows))
+        edges: list[tuple[Hashable, float]]
+        edges = [(("head", flow.src, flow.dst), flow.received_ns or 0) for flow in arrows]
         if not _is_collective(arrows):
             edges = [edge for flow in arrows for edge in _lane_edges(flow, ranks)]
         own: dict[Hashable, list[float]] = defaultdict(list)
@@ -201,10 +200,6 @@ def _is_collective(arrows: Sequence[Flow]) -> bool:
 
 def _are_apart(times_ns: Iterable[float], nearest_ns: float) -> bool:
     return all(later - before >= nearest_ns for before, later in pairwise(sorted(times_ns)))
-
-
-def _head(flow: Flow) -> tuple[Hashable, float]:
-    return ("head", flow.src, flow.dst), flow.received_ns or 0
 
 
 def _lasted_ns(arrows: Sequence[Flow]) -> int:

@@ -297,7 +297,7 @@ def _labels(operation: Operation, end: End, reasons: Sequence[str]) -> tuple[str
         return (*texts, short)
     # Torch numbers the groups that a program makes; other names are the program's, and may be long.
     group = f"group {operation.group.name}" if operation.group.name.isdecimal() and not operation.group.default else ""
-    module = plain(end.module.strip("."), most=30) if isinstance(end, Collective) else ""
+    module = plain(_module(operation), most=30)
     part = f"bucket {operation.bucket.index}" if operation.bucket else module
     both = ", ".join(each for each in (part, group) if each)
     return (*((f"{short}, {both}", both) if both else ()), short, *((size_text(size),) if size else ()))
@@ -316,8 +316,17 @@ def wait_text(bar: Bar, trace: Trace) -> str:
 
 
 def brief_name(operation: Operation) -> str:
-    """Return "bucket 2" or "all_reduce #3"."""
-    return f"bucket {operation.bucket.index}" if operation.bucket else f"{operation.op} #{operation.seq}"
+    """Return "bucket 2", "all_reduce #3"; of FSDP2 "all_gather_single #4 (blocks.1)"."""
+    module = f" ({_module(operation)})" * bool(_module(operation))
+    name = f"{operation.op} #{operation.seq}{module}"
+    return f"bucket {operation.bucket.index}" if operation.bucket else name
+
+
+def _module(operation: Operation) -> str:
+    """Return the module that FSDP2 gathers or reduces; "" of other operations."""
+    first = operation.ends[0]
+    module = first.module if isinstance(first, Collective) else ""
+    return "root" if module == "." else module
 
 
 def _absent(operation: Operation, rank: int, trace: Trace, until_ns: int) -> Bar:

@@ -4,8 +4,6 @@ Ranks are on an ellipse, clockwise from the top; one that takes part in every ar
 points, and y grows upwards.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

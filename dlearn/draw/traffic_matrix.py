@@ -1,7 +1,5 @@
 """The traffic matrix: how many bytes each rank sent to each other rank."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from typing import Any, Literal
 

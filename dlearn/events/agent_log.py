@@ -10,15 +10,15 @@ second is not: it may be the one before, and the clock may be set. So the filter
 own monotonic clock, and `line_time` finds the one moment of that fraction that lies between two stamps.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import select
 import sys
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,6 +50,7 @@ class Filter:
         self._lines: list[bytes] = []
         self._empty_ns = empty_ns
         self._written_ns = (0, 0)
+        self.lost: Counter[str] = Counter()  # The agent's lines, by why they were not written.
 
     def feed(self, data: bytes) -> bytes:
         """Return what of `data` is the program's own. What may become a log line is held back until it ends."""
@@ -82,13 +83,14 @@ class Filter:
         """Note that nothing was in the pipe at this moment: what comes out of it next was written later."""
         self._empty_ns = at_ns
 
-    def take_lines(self) -> bytes:
-        """Return the agent's lines of what was read last, below a stamp of when they were written."""
-        if not self._lines:
-            return b""
-        lines = b"".join((b"written %d to %d\n" % self._written_ns, *self._lines))
-        self._lines.clear()
-        return lines
+    def keep_lines(self, write: Callable[[bytes], object]) -> None:
+        """Write the agent's lines of what was read last, below a stamp of when that was written."""
+        if self._lines:
+            try:
+                write(b"".join((b"written %d to %d\n" % self._written_ns, *self._lines)))
+            except OSError as error:  # A full disk must not cost the program its stderr.
+                self.lost[error.strerror or str(error)] += len(self._lines)
+            self._lines.clear()
 
     def _sort(self, line: re.Match[bytes]) -> bytes:
         if _SEVERITY[line[1]] >= self._shown:
@@ -178,7 +180,6 @@ def copy(source: int, out: int, log: int, *, shown: int, empty_ns: int) -> None:
     Log lines that cannot be written are counted, and `out` is told at the end.
     """
     sieve = Filter(shown=shown, empty_ns=empty_ns)
-    lost, reason = 0, ""
     while True:
         asked_ns = time.monotonic_ns()
         if not select.select([source], [], [], LOOK_SECONDS)[0]:
@@ -188,14 +189,10 @@ def copy(source: int, out: int, log: int, *, shown: int, empty_ns: int) -> None:
         if not data:
             break
         _write(out, sieve.feed(data))
-        lines = sieve.take_lines()
-        try:
-            _write(log, lines)
-        except OSError as error:  # A full disk must not cost the program its stderr.
-            lost, reason = lost + lines.count(b"\n") - 1, error.strerror or ""
+        sieve.keep_lines(partial(_write, log))
         time.sleep(PAUSE_SECONDS)
     _write(out, sieve.rest())
-    if lost:
+    for reason, lost in sieve.lost.items():
         _write(out, f"dlearn: {lost:,} lines of the RPC agent's log were not written: {reason}.\n".encode())
 
 

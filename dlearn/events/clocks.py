@@ -6,8 +6,6 @@ moved by the same line, so nothing is reordered within a host. A GPU's time is m
 through the two readings around it; outside of them its clock is taken to run like the host's.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ Each line of a trace file is one of these structs as JSON, by its `kind`. Times 
 process's monotonic clock, sizes are bytes, ranks in a process group are *group* ranks.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Literal
 
 import msgspec

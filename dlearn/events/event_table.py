@@ -117,12 +117,18 @@ class EventTable:
             parents[rows[known]] = rows[index[known]]
         return parents
 
-    def row_of(self, rank: int, number: int) -> int:
-        """Return the row of this event."""
-        return self._rows_by_key[rank, number]
+    def around(self, values: Column) -> Column:
+        """Return the value, from 0 on, of the nearest event around each row with one; -1: none."""
+        found = np.append(values, -1)[self.parent_row]
+        while True:  # As deep as events lie in each other.
+            deeper = np.where(found < 0, np.append(found, -1)[self.parent_row], found)
+            if (deeper == found).all():
+                return found
+            found = deeper
 
     @cached_property
-    def _rows_by_key(self) -> dict[tuple[int, int], int]:
+    def row_of(self) -> dict[tuple[int, int], int]:
+        """Return the row of each event, by its rank and number."""
         return {key: row for row, key in enumerate(zip(self.rank.tolist(), self.number.tolist(), strict=True))}
 
     def made(self, rows: Rows) -> list[Event]:

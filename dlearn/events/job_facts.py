@@ -4,8 +4,6 @@ Others write about it, too: an `Exit`, and a `Switched`, is added by the command
 ended.
 """
 
-from __future__ import annotations
-
 from dlearn.events import event
 from dlearn.events.event import Count, Line, Nanoseconds
 from dlearn.events.mpi_facts import OtherMpiCall, Probe

@@ -1,7 +1,5 @@
 """The files of a job, read: every process's events in one table, on one clock, and all problems."""
 
-from __future__ import annotations
-
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -81,6 +79,8 @@ def _read_all(folders: Sequence[Path]) -> tuple[Files, list[str]]:
         try:
             if not path.is_dir():
                 text = "is no folder. A trace is one, with a .jsonl file per process."
+                if path.is_file():
+                    text = f"is the file of one process. Give its folder: {path.parent}"
                 raise TraceError(printable(f"{path} {text}"))
             # Not `glob`, which finds nothing in a folder that may not be read.
             for name in sorted(each for each in path.iterdir() if each.match("*.jsonl")):
@@ -210,17 +210,14 @@ def _assign_ranks(files: Files, world: int, problems: list[str]) -> None:
             strays.append(file)
         else:
             taken[rank] = file
-            worker = file.worker.name if file.worker is not None else _name_at_start(file)
-            file.rank, file.label = rank, file.header.name or worker or f"rank {rank}"
+            names = [file.header.name, file.worker.name if file.worker is not None else ""]
+            # In init_rpc a process is no worker yet, and has the name that it gave there.
+            names += [call.name for call in file.rendezvous if file.worker is None]
+            file.rank, file.label = rank, next(filter(None, names), f"rank {rank}")
     for file in strays:
         file.rank = max(world - 1, *taken) + 1 if taken else world
         file.label = f"{file.header.host}-{file.header.pid}"
         taken[file.rank] = file
-
-
-def _name_at_start(file: ProcessFile) -> str:
-    """Return the name by which a process is in init_rpc before it is a worker; "" of any other."""
-    return next((call.name for call in file.rendezvous if call.name), "")
 
 
 def _own_ranks(files: Files) -> list[int | None]:

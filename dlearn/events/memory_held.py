@@ -1,7 +1,5 @@
 """An event of the source "memory": what a rank holds."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from dlearn.events.event import Count, Event

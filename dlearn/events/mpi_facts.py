@@ -1,7 +1,5 @@
 """What MPI has and torch has not: a look at what has come, any tag, Python objects, receives that are taken back."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """What a recording does beside noting every call, and which values make sense."""
 
-from __future__ import annotations
-
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Literal

@@ -1,7 +1,5 @@
 """Strings that strangers wrote, as they may stand in a sentence."""
 
-from __future__ import annotations
-
 from typing import Any
 
 

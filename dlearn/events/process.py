@@ -1,7 +1,5 @@
 """One recorded process of a job."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Calls that end when other processes have come, and send nothing that is recorded."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import msgspec

@@ -1,7 +1,5 @@
 """Short lines (short_lines.py), read: columns of numbers, and the table of their events."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Collection, Mapping
 from copy import copy

@@ -6,8 +6,6 @@
 docs/trace-file.md describes them. short_events.py reads millions of such lines as arrays.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import repeat
 from typing import Any

@@ -1,7 +1,5 @@
 """How a line of code is called: "quickstart.py:14", "In[3]:2"."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 

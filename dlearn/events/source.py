@@ -6,8 +6,6 @@ A file names the kinds of a Source that is not dlearn's own, with their columns,
 reads it and has not installed the Source is told how many events were left out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass

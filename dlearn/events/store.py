@@ -1,7 +1,5 @@
 """One file per process, a line of JSON per event and per end (writer.py appends them): read back, and checked."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields

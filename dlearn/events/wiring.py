@@ -3,8 +3,6 @@
 Ranks are those in the group. A ring is here only if it is whole: what a cut line says of one is no ring.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import msgspec

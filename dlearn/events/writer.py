@@ -4,8 +4,6 @@ A line is written with a single `os.write` on a file opened for appending, so it
 call returns, whatever kills the process next. Nothing is buffered, nothing locked.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ Solid arrows were observed, dashed ones are derived or inferred, and a cross end
 collective a note over its arrows.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, repeat

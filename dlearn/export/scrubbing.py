@@ -4,8 +4,6 @@ What stays is what is listed here: words of dlearn, torch, MPI and NCCL. Every o
 the same; numbers (sizes, times, ranks, lines of code) stay.
 """
 
-from __future__ import annotations
-
 import builtins
 import re
 from collections import Counter

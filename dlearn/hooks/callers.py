@@ -6,8 +6,6 @@ pass, and one right below the autograd engine was made by C++ (DDP's reducer). A
 microseconds, and only where something is sent.
 """
 
-from __future__ import annotations
-
 import inspect
 import os
 import sys
@@ -57,7 +55,7 @@ class _Note(NamedTuple):
     role: str = ""
     site: str | None = None  # The file's label; None for torch, dlearn and Python's machinery.
     own: bool = False  # The user's own code, not an installed library's.
-    recorder: bool = False  # Code of dlearn that is no lesson.
+    recorder: bool = False  # Code of dlearn that is no lesson and no exercise.
 
 
 _ENGINE = autograd_graph._engine_run_backward.__code__
@@ -65,7 +63,7 @@ _RUN_TASK = _WorkItem.run.__code__
 _TORCH_DIR = os.path.dirname(torch.__file__) + os.sep
 _POWER_SGD = os.path.join(_TORCH_DIR, "distributed", "algorithms", "ddp_comm_hooks", "powerSGD_hook.py")
 _DLEARN_DIR = os.path.dirname(os.path.dirname(__file__)) + os.sep
-_LESSONS_DIR = os.path.join(_DLEARN_DIR, "lessons") + os.sep
+_READERS_DIRS = tuple(os.path.join(_DLEARN_DIR, room) + os.sep for room in ("lessons", "course"))
 _PATHS = sysconfig.get_paths()
 _INSTALLED = tuple(_PATHS[name] + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _THREADS = (threading.__file__, os.path.dirname(futures.__file__) + os.sep)
@@ -126,11 +124,6 @@ def install(emit: Emit) -> Undo:
     undo = Patches()
     undo.around(emit, _WorkItem, "__init__", after=submitted)
     return undo.close
-
-
-def site_of_thread(thread: int) -> str:
-    """Return the line of user code that this thread is at, "train.py:31", or ""."""
-    return site_of(sys._current_frames().get(thread))
 
 
 def site_of(frame: FrameType | None) -> str:
@@ -216,7 +209,7 @@ def _make_note(code: CodeType) -> _Note:
     name = code.co_filename
     # Code made by torch.compile is called by the user's function that it was made of.
     cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR", os.path.join(tempfile.gettempdir(), "torchinductor_"))
-    ours = name.startswith(_DLEARN_DIR) and not name.startswith(_LESSONS_DIR)
+    ours = name.startswith(_DLEARN_DIR) and not name.startswith(_READERS_DIRS)
     if ours or name.startswith((*_MACHINERY, _FX_CODE, cache)):
         role = _FSDP2_ROLES.get(code.co_name, "") if name == _FSDP2_CALLS else ""
         note = _Note(code, role=role, recorder=name.startswith(_DLEARN_DIR))

@@ -14,8 +14,6 @@ A guest: nothing waits for the GPU. Events are queried when the next ones are ma
 has not passed at the end of the recording stays unknown. Run on one GPU so far.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 import time

@@ -10,15 +10,13 @@ optimizer): an all-reduce is hidden behind them, and a step may use gradients th
 On a GPU the call only launches them, and cuda_times.py finds their times.
 """
 
-from __future__ import annotations
-
 import itertools
 import sys
 import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial, wraps
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -47,19 +45,9 @@ def install(host: Host) -> Undo:
         watch.before_forward(ddp)
         phases.forward_begins(ddp)
 
-    def made(ddp: DistributedDataParallel) -> None:
+    def made(_: None, ddp: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
         watch.number_of(ddp)
         phases.follow(ddp.device)
-
-    # Wrapped with its own signature and code behind it, which others read.
-    def construct(original: Any) -> Any:
-        @wraps(original)
-        @untraced
-        def __init__(self: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
-            original(self, *args, **kwargs)
-            guarded(host, "DistributedDataParallel", made, self)
-
-        return __init__
 
     # What torch.compile never traces, so that it compiles the same as without us.
     def make(original: Any) -> Any:
@@ -76,7 +64,7 @@ def install(host: Host) -> Undo:
 
     callers.fsdp2_reduces.append(phases.follow_optimizers)
     undo.callback(callers.fsdp2_reduces.clear)
-    undo.replace(DistributedDataParallel, "__init__", construct)
+    undo.around(host, DistributedDataParallel, "__init__", after=made)
     undo.replace(DistributedDataParallel, "_inside_ddp_forward", make)
     return undo.close
 
@@ -109,8 +97,8 @@ class _Watch:
                 index=bucket.index(),
                 count=len(buckets),
                 bytes=bucket.buffer().nbytes,
-                parameters=tuple(names.get(id(parameter), "?") for parameter in bucket.parameters()),
                 built="rebuilt" if rebuilt else "first",
+                parameters=tuple(names.get(id(each), "?") for each in bucket.parameters()),
                 may_be_skipped=bool(getattr(ddp, "skip_all_reduce_unused_params", False)),
                 phase="forward",
             )

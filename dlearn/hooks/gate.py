@@ -17,7 +17,6 @@ import threading
 import time
 from contextlib import suppress
 from datetime import timedelta
-from pathlib import Path
 from traceback import walk_stack
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -33,6 +32,7 @@ from torch.distributed import distributed_c10d, rpc
 from torch.distributed.rpc import internal
 
 from dlearn.events.event import Span
+from dlearn.events.this_host import scheduled_ns
 from dlearn.hooks.callers import caller
 from dlearn.notices import notice
 
@@ -233,18 +233,10 @@ def activity(*, function_over: bool) -> dict[str, Any]:
         is_called = any(frame.f_code is _HANDLER for frame, _ in walk_stack(innermost))
         serves |= is_called and _computes(innermost)
     spins = main is not None and main.f_code.co_filename.startswith(_SPINS)
-    return {"computes": computes, "serves": serves, "active_ns": 0 if spins else _active_ns()}
+    active_ns = sum(scheduled_ns("self")) or time.process_time_ns()
+    return {"computes": computes, "serves": serves, "active_ns": 0 if spins else active_ns}
 
 
 def _computes(frame: FrameType) -> bool:
     """Return whether a thread's innermost function is the program's, or torch's on one rank."""
     return frame.f_code is not _ENGINE and not frame.f_code.co_filename.startswith(_WAITS)
-
-
-def _active_ns() -> int:
-    counted_ns = 0
-    for thread in Path("/proc/self/task").glob("*/schedstat"):  # Linux, Documentation/scheduler/sched-stats.
-        with suppress(OSError):  # It has ended.
-            ran_ns, ready_ns, _ = thread.read_text().split()
-            counted_ns += int(ran_ns) + int(ready_ns)
-    return counted_ns or time.process_time_ns()

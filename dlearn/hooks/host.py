@@ -1,7 +1,5 @@
 """The recording for dlearn's own hooks: `Emit`, and the state that several of them share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Protocol
 

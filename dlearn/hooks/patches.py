@@ -1,7 +1,5 @@
 """Names of other people's modules and classes that a hook replaces and gives back; and calls that it reports."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import wraps

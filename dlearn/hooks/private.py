@@ -3,8 +3,6 @@
 So all of them are looked up here, before any hook uses one: a torch that does not fit is refused in one sentence.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from importlib import import_module
 from operator import attrgetter

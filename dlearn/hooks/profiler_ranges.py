@@ -3,12 +3,11 @@
 torch itself makes such ranges as well, for DDP, FSDP, optimizers: in its own files.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from itertools import chain
 from threading import get_ident
+from traceback import walk_stack
 
 import torch
 from torch.autograd.profiler import record_function
@@ -17,7 +16,7 @@ from dlearn.hooks import Undo
 from dlearn.hooks.host import Host
 from dlearn.hooks.patches import Patches
 
-_TORCH = os.path.join(os.path.dirname(torch.__file__), "")
+_TORCH, _HOOKS = (os.path.join(os.path.dirname(file), "") for file in (torch.__file__, __file__))
 
 
 def install(host: Host) -> Undo:
@@ -26,8 +25,8 @@ def install(host: Host) -> Undo:
     """A decorator's range is one object, in all its calls and threads."""
 
     def made(_: None, range_: record_function, *args: object, **kwargs: object) -> None:
-        maker = sys._getframe(4)  # Above `guarded` and the two functions of the patch.
-        if maker.f_code.co_filename.startswith(_TORCH):
+        files = (frame.f_code.co_filename for frame, _ in walk_stack(sys._getframe()))
+        if next(file for file in files if not file.startswith(_HOOKS)).startswith(_TORCH):
             range_.by_torch = True  # type: ignore[attr-defined]
 
     def begins(range_: record_function) -> None:

@@ -4,8 +4,6 @@ Only the outermost call of a thread is reported, by the name that the program kn
 where all of torch's ways to make them meet, with the name that their members have to agree on.
 """
 
-from __future__ import annotations
-
 import inspect
 import os
 import sys

@@ -6,8 +6,6 @@ that bucket are ready and as large. Below a communication hook no inference is n
 With skip_all_reduce_unused_params a bucket that no rank has used is left out: the next one may be a later one.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Columns of numbers: rows that are equal, and spans of time, millions of them at once."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from dlearn.events.event_table import Mask, Rows

@@ -1,7 +1,5 @@
 """The ends of operations: one call of one rank each; and what operations with equal ends share."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal
 

@@ -4,8 +4,6 @@ Equal, to the byte, to what torch 2.13 puts on the wire. `length` is payload; `f
 algorithms themselves are in gloo_schedules.py.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache

@@ -5,8 +5,6 @@ barrier.cc). Ranks are group ranks, sizes are bytes of payload; in a group of n 
 rank r+1.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

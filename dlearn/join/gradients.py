@@ -3,8 +3,6 @@
 DDP sends a bucket when all its gradients are ready: one that never comes is what the other ranks' all-reduce waits for.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Events of all ranks -> operations: what the program asked for."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -37,7 +35,12 @@ def _table(whole: Selection) -> OperationTable:
     """Return all operations, with the buckets of DDP, and the calls of RPC and of services."""
     labels, label_of = buckets.assign(whole)
     met = replace(whole.met, labels=labels, label_of=label_of)
-    return with_rpc(met, whole.rpc.exchanges.table).with_more([*_service_operations(whole)])
+    table, more = with_rpc(met, whole.rpc.exchanges.table), [*_service_operations(whole)]
+    if not more:
+        return table
+    rows = [table.events.row_of[call.rank, call.number] for _, call in more]
+    like, counts = np.arange(len(more)), np.ones(len(more), np.intp)
+    return table.with_more(table.events, [each for each, _ in more], like, counts, np.array(rows))
 
 
 def _service_operations(trace: Selection) -> Iterator[tuple[OperationClass, End]]:

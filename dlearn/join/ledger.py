@@ -5,8 +5,6 @@ come back when the receiver is ready. So what a rank writes to another is the pa
 and 48 B for each that comes from there.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -9,8 +9,6 @@ it takes no number, and beside it stand only calls of the same op that other ran
 All of it is sorting rows of numbers; what is told of ends that are alike is told once.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import count

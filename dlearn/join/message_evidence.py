@@ -1,7 +1,5 @@
 """Every message of a trace, and which of them the kernel's counters confirm."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from operator import itemgetter
 

@@ -1,7 +1,5 @@
 """Why calls that met do not fit together: ops, sizes, dtypes, roots, parts of an all-to-all."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple

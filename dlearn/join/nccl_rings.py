@@ -7,8 +7,6 @@ into many rounds of a few MB; here it goes round once.) Where the log says what 
 NCCL chose one. For a broadcast and a reduce it has nothing else.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import accumulate, chain, islice, pairwise

@@ -5,8 +5,6 @@ collective are derived from the backend's algorithm. What is said of one operati
 (`Operations.groups`): so the messages of a million are made at once, as columns.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import starmap
 from typing import NamedTuple

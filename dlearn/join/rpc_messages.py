@@ -4,9 +4,6 @@ The sizes: what Python packed is known to the byte, and torch's C++ adds a const
 message; its own messages have a fixed size. (Measured against a C++ agent that logs itself: tests/test_rpc_oracle.py.)
 """
 
-from __future__ import annotations
-
-import dataclasses
 from collections.abc import Iterator, Sequence
 from itertools import chain, repeat
 
@@ -80,14 +77,8 @@ def with_rpc(met: OperationTable, exchanges: ExchangeTable) -> OperationTable:
         members = tuple(dict.fromkeys((exchange.src, exchange.dst)))
         of_rpc = Group("rpc", "rpc", members, default=False)
         classes.append(OperationClass(op=op_of(exchange), group=of_rpc))
-    return dataclasses.replace(
-        met,
-        events=events,
-        classes=[*met.classes, *classes],
-        like=np.append(met.like, len(met.classes) + group[rows]),
-        first=np.append(met.first, met.first[-1] + np.cumsum(counts)),
-        end_row=np.append(met.end_row, np.arange(len(met.events), len(events))),
-    )
+    ends = np.arange(len(met.events), len(events))
+    return met.with_more(events, classes, group[rows], counts, ends)
 
 
 def _ends(exchanges: ExchangeTable, exchange: Rows) -> EventTable:

@@ -1,7 +1,5 @@
 """A choice of a job's events, by kind, span or time, and what is worked out once about it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import cached_property, wraps
 from typing import Any, Self, TypeVar, get_args
@@ -153,14 +151,7 @@ def caused_by(inside: Mask, table: EventTable, met: OperationTable, rpc: Rpc) ->
 
 def _below(table: EventTable, enclosing: Mask) -> Mask:
     """Return which rows are inside of these, however deep."""
-    inside = np.zeros(len(table), bool)
-    has_parent = np.flatnonzero(table.parent_row >= 0)
-    parent = table.parent_row[has_parent]
-    before = -1
-    while (count := int(inside.sum())) > before:
-        before = count
-        inside[has_parent] |= enclosing[parent] | inside[parent]
-    return inside
+    return table.around(np.where(enclosing, 0, -1)) >= 0
 
 
 # Time -----------------------------------------------------------------------------------------------------------------

@@ -1,7 +1,5 @@
 """Where training steps begin and end: by DDP's phases, the user's spans, or FSDP's optimizer."""
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_right
 from collections import defaultdict

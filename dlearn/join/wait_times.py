@@ -1,7 +1,5 @@
 """What times say: how long operations waited for the last rank, and which clocks are wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -4,8 +4,6 @@ A connection has one end in each of two processes. Each end's file holds both ad
 two, swapped, are its ends: that tells whom a socket leads to, and whose group it belongs to.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The two plain charts of lessons: lines over a size, and bars side by side. The finding is the title."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple

@@ -1,7 +1,5 @@
 """The costs of the all-reduce algorithms: time over size, as the model has it, and as it was measured."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,8 +31,7 @@ from dlearn.shown import size_text, time_text
 _HEIGHT_IN = 4.6
 _AROUND = 300.0
 """How far the axis reaches around the size whose bytes take as long as its latency, as a factor on either side."""
-_HEADROOM = 6.0
-"""Above all times, for a panel's name."""
+_HEADROOM = 6.0  # Above all times, for a panel's name.
 _MARKER_PT = 5.5
 _BEHIND = "#bdbdbd"
 

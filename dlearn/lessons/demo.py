@@ -3,8 +3,6 @@
 Only the ranks load torch (training.py); this process reads what they recorded.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from functools import partial

@@ -3,8 +3,6 @@
 The first 1,500 images are for training, the last 297 are held out.
 """
 
-from __future__ import annotations
-
 import gzip
 from importlib.resources import files
 

@@ -3,8 +3,6 @@
 python -m dlearn.lessons.gallery --out docs/pictures
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable, Iterator
 from functools import partial

@@ -5,8 +5,6 @@ for each layer; the loss and the version follow the last one. Each layer has a t
 from any worker: only a checksum shows that the layers of an update came from two workers.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

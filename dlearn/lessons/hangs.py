@@ -4,8 +4,6 @@ Each is a function for `Cluster(...).run`. All ranks run the same function, as i
 of them does differently. `lessons.museum` says what each is, runs it, and holds it against bare torch.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -1,7 +1,5 @@
 """Models that are small enough to read, for images of 8x8 pixels."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional

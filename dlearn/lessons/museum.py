@@ -3,8 +3,6 @@
 Every exhibit is diagnosed three times by the same code: while it hangs, in the run's error, and from the files alone.
 """
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import io
@@ -26,12 +24,10 @@ from dlearn.lessons import hangs as halls
 from dlearn.shown import Table
 from dlearn.trace import Trace
 
-HANG_AFTER = 1.0
-"""Seconds of silence before the sentence is printed."""
-TORCH_SECONDS = 1.0
-"""The timeout of bare torch's process group; its default is half an hour."""
-_MOST_TEXT = 280
-"""Characters of one rank's last line."""
+HANG_AFTER = 1.0  # Seconds of silence before the sentence is printed.
+TORCH_SECONDS = 1.0  # The timeout of bare torch's process group; its default is half an hour.
+_MOST_TEXT = 280  # Characters of one rank's last line.
+_ROWS_SHOWN = 3  # Of the table; the others are folded.
 _LIVE = re.compile(r"nothing has happened for \d+ s: (.*)\.$", re.MULTILINE)
 
 
@@ -57,7 +53,7 @@ class Exhibit:
     def source(self) -> str:
         return inspect.getsource(self.job)
 
-    def is_told_by(self, sentence: str) -> bool:
+    def expects(self, sentence: str) -> bool:
         """Return True if this is an expected sentence, with the lines of the job."""
         for expected in [self.diagnosis] if isinstance(self.diagnosis, str) else self.diagnosis:
             text = re.escape(re.sub(r"<([^>]+)>", lambda found: self.site(found[1]), expected))
@@ -113,7 +109,7 @@ EXHIBITS = (
         " backward pass 3, it has returned from its function; behind it wait all_reduce #11 and all_reduce #12",
     ),
     Exhibit(
-        halls.module_called, "the model is called past DDP",
+        halls.module_called, "the model is called without DDP",
         "3 steps of optimizer 0 (SGD) used gradients that no rank reduced: DDP's forward was never called"
         " (`ddp.module(...)`, <model.module(inputs)>)",
         ends="wrong",
@@ -162,7 +158,7 @@ EXHIBITS = (
         ranks=3,
     ),
     Exhibit(
-        halls.recv_without_send, "a recv that nobody sends to",
+        halls.recv_without_send, "a recv without a send",
         "rank 1 waits for rank 0 in recv #1 (<dist.recv>); rank 0 never sent it, it has returned from its function",
     ),
     Exhibit(
@@ -172,7 +168,7 @@ EXHIBITS = (
         ranks=3,
     ),
     Exhibit(
-        halls.other_tags, "a message with a tag that nobody waits for",
+        halls.other_tags, "sender and receiver use different tags",
         "rank 0 and rank 1 wait for each other: rank 0 in send #1 (<dist.send>), rank 1 in recv #1 (<dist.recv>);"
         " rank 0 sends with tag 1, rank 1 waits for tag 2",
     ),
@@ -184,11 +180,11 @@ EXHIBITS = (
         ends="wrong",
     ),
     Exhibit(
-        halls.group_of_one_rank, "one rank makes a group that all have to make",
+        halls.group_of_one_rank, "one rank alone calls `new_group`",
         "rank 0 waits in new_group (<dist.new_group>) for rank 1, which has returned from its function",
     ),
     Exhibit(
-        halls.wrong_group, "one forgets `group=`",
+        halls.wrong_group, "one rank leaves out `group=`",
         "rank 0 waits for rank 1 in all_reduce #1 of the group of rank 0 and rank 1 (<group=pair>); rank 1 never called"
         " it, it is in all_reduce #1 of the default group (<dist.all_reduce(number)>)",
         ranks=3,
@@ -243,7 +239,7 @@ class Visit:
     @property
     def sentence(self) -> str:
         """Return the diagnosis from the files alone."""
-        return next((each for each in self.files if self.exhibit.is_told_by(each)), "; ".join(self.files))
+        return next((each for each in self.files if self.exhibit.expects(each)), "; ".join(self.files))
 
 
 def visit(shown: Exhibit, *, timeout: float = 3.0) -> Visit:
@@ -375,10 +371,13 @@ class Comparison:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        rows = [("exhibit", "bare torch", "with DETAIL", "dlearn", "after")]
+        head, *rows = [("exhibit", "bare torch", "with DETAIL", "dlearn", "after")]
         for visit, torch, detail in self.rows:
             rows.append((visit.exhibit.what, torch, detail, visit.sentence, _seconds_text(visit)))
-        table = Table(rows, names=5).html()
+        more = rows[_ROWS_SHOWN:]
+        table, rest = (Table([head, *part], names=5).html() for part in (rows[:_ROWS_SHOWN], more))
+        if more:
+            table += f"<details><summary>{len(more)} more programs</summary>{rest}</details>"
         return table.replace("<tr>", '<tr style="vertical-align:top">').replace("\n", "<br>")
 
 

@@ -1,7 +1,5 @@
 """The parameter server of `dlearn demo`: the model lives on one worker, two trainers call it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -14,8 +12,7 @@ from dlearn.lessons import digits, models
 from dlearn.recorder import span
 
 STEPS = 5
-BATCH_SIZE = 25
-"""Images in a batch of one trainer."""
+BATCH_SIZE = 25  # Images in a batch of one trainer.
 
 
 class Server(models.ConvNet):

@@ -6,8 +6,6 @@ names its data: "parameters", "gradients" or "average". All five apply a gradien
 differ in when, and in who sends what.
 """
 
-from __future__ import annotations
-
 import itertools
 import threading
 import time
@@ -25,8 +23,7 @@ from dlearn.lessons import digits
 from dlearn.recorder import span
 
 LR = 1.0
-BATCH = 25
-"""Images in a batch of one worker."""
+BATCH = 25  # Images in a batch of one worker.
 LAYERS = (64 * 32, 32, 32 * 10)
 P = sum(LAYERS)
 """2,400 numbers, 19,200 B in float64: what differs, differs for a reason. A ring of 2, 3 or 4 cuts them evenly."""
@@ -216,8 +213,7 @@ def as_row(number: float) -> Tensor:
 
 # 3. Asynchronous, with a server ---------------------------------------------------------------------------------------
 
-STOP = -1
-"""Instead of a version: no more parameters."""
+STOP = -1  # Instead of a version: no more parameters.
 
 
 def asynchronous(updates: int, slow_ms: float = 0) -> Outcome:

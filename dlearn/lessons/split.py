@@ -1,7 +1,5 @@
 """One small model, trained in two ways: whole on each of two ranks (DDP), or cut in two (RPC). For comparing bytes."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -1,7 +1,5 @@
 """What each rank of `dlearn demo` does: data-parallel training on handwritten digits, in ordinary PyTorch."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -12,8 +10,7 @@ from dlearn.lessons import digits, models
 from dlearn.recorder import span
 
 EPOCHS = 4
-BATCH_SIZE = 25
-"""Images in a batch of one rank."""
+BATCH_SIZE = 25  # Images in a batch of one rank.
 
 
 def train() -> tuple[float, float, int]:

@@ -6,8 +6,6 @@ are those of R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of Collectiv
 Int. J. of High Performance Computing Applications 19(1), 2005; the time of adding up is left out.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress

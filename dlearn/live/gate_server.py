@@ -3,8 +3,6 @@
 The client, in each rank, is dlearn/hooks/gate.py.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -17,10 +15,10 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from dlearn.errors import DlearnError, SetupError
+from dlearn.events.this_host import is_stopped
 
 Name = int | str
 Activity = dict[str, Any]  # What a rank says that it does: hooks/gate.py.
@@ -298,8 +296,7 @@ class GateServer:
         """Return whether the rank's process is stopped, by SIGSTOP or a debugger."""
         with suppress(OSError, KeyError, AttributeError):  # It is not here; or this is no Linux.
             peer = self.connections[name].getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-            stat = Path(f"/proc/{struct.unpack('3i', peer)[0]}/stat").read_text()
-            return stat.rpartition(")")[2].split()[0] in "Tt"
+            return is_stopped(struct.unpack("3i", peer)[0])
         return False
 
     def all_wait(self) -> bool:

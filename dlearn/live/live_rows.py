@@ -76,18 +76,18 @@ class LiveRows:
         followers = sorted(self._files.values(), key=lambda follower: follower.rank)
         return [self._row(follower) for follower in followers]
 
-    def lines(self) -> list[str]:
-        """Return the first rows as text, at most 80 columns wide, and the sentence of a hang."""
+    def lines(self, width: int | None = WIDTH) -> list[str]:
+        """Return the first rows as text, at most `width` columns, and the sentence of a hang."""
         rows = self.rows()
         widest = min(max((len(row.name) for row in rows[:MOST_ROWS]), default=0), _LONGEST_NAME)
         lines = []
         for row in rows[:MOST_ROWS]:
             name = f"{row.name:{widest}.{widest}}"
-            lines.append(f"{name}  {row.lane}  {row.rate:>9}  {row.now}"[:WIDTH])
+            lines.append(f"{name}  {row.lane}  {row.rate:>9}  {row.now}"[:width])
         if len(rows) > MOST_ROWS:
             lines.append(f"and {len(rows) - MOST_ROWS} more ranks")
         for sentence in self.hang.splitlines():
-            lines += textwrap.wrap(printable(sentence), WIDTH)
+            lines += textwrap.wrap(printable(sentence), width or WIDTH)
         return lines
 
     def table(self) -> Table:

@@ -1,7 +1,5 @@
 """A job whose calls wait at a gate until you let them through: a cluster's run, or a script."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

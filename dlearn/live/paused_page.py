@@ -4,8 +4,6 @@ The HTML holds the state of when it was shown. With a kernel and anywidget a bri
 sends each new state to the page, and each click to the job.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 import weakref

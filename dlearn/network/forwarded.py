@@ -1,7 +1,5 @@
 """What a network has forwarded, as its switch has measured it, beside what was asked of it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import starmap
 from typing import Any

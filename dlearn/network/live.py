@@ -1,7 +1,5 @@
 """A cluster's network while it is there: slow a link, cut a path, heal it, read its counts."""
 
-from __future__ import annotations
-
 import json
 import socket
 import subprocess
@@ -32,6 +30,7 @@ class SwitchProcess:
         self._on_loss = on_loss
         self._asking = threading.Lock()
         self._control, theirs = socket.socketpair()
+        weakref.finalize(self, self._control.close)  # Of one that is forgotten, as by an interrupt.
         self._control.settimeout(ANSWER_SECONDS)
         with theirs:
             command = [sys.executable, "-I", "-S", switch.__file__]
@@ -131,7 +130,7 @@ class LiveNetwork:
     def trouble(self) -> str:
         """Return a sentence about the paths that are cut now; "" if none is."""
         cut = [f"{self._names[a]} and {self._names[b]}" for a, b in self._cut if a < b]
-        return f"The way between ranks {'; '.join(dict.fromkeys(cut))} is cut." if cut else ""
+        return f"The link between ranks {'; '.join(dict.fromkeys(cut))} is cut." if cut else ""
 
     def carried(self) -> Forwarded:
         """Return what was forwarded since the ranks began: in the latest run, or in all of kept ranks."""

@@ -4,8 +4,6 @@ What the process sends through the TUN comes out of a descriptor, packet by pack
 tool (`ip`, `tc`) is needed. Run as a program, this file tries it.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import fcntl

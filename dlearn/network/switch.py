@@ -8,8 +8,6 @@ at the port's rate, and is at the next port after the latency. That begins to pa
 byte has come, unless it is faster: so a path of two equal ports takes as long as one link.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import heapq

@@ -1,7 +1,5 @@
 """A walk as the facts that `player.js` reads: steps, sentences, what each rank holds, and where ranks stand."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from itertools import groupby
 from typing import Any

@@ -1,7 +1,5 @@
 """The format of every page of `play`: HTML that needs nothing else, with one packed block of data."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -4,8 +4,6 @@
 scripts shows a static picture, and the first steps in words.
 """
 
-from __future__ import annotations
-
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence

@@ -3,8 +3,6 @@
 It is an `<img>`, which notebooks that are not trusted keep, while they take out scripts and inline SVG.
 """
 
-from __future__ import annotations
-
 import base64
 import html
 from collections.abc import Sequence

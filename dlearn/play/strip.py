@@ -4,8 +4,6 @@
 operations, and who sends how much to whom in them, stand there once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -204,15 +202,10 @@ def _in_steps(trace: Trace, shown: Operations, steps: RunSteps) -> tuple[dict[st
     named = {title: number for number, title in enumerate(spans)}
     table = shown.table.events
     inside = table.of_firsts(lambda event: named.get(event.name, -1) if isinstance(event, Span) else -1, np.int64)
-    inside = np.append(np.append(inside, -1)[table.parent_row], -1)
-    while True:  # As deep as calls lie in each other.
-        deeper = np.where(inside[:-1] < 0, inside[table.parent_row], inside[:-1])
-        if (deeper == inside[:-1]).all():
-            break
-        inside[:-1] = deeper
     calls = shown.table.end_row[shown.table.ends_of(shown.rows)]
     first = np.cumsum(np.append(0, np.diff(shown.table.first)[shown.rows]))[:-1]
-    within = np.maximum.reduceat(inside[calls], first) if len(calls) else np.empty(0, np.int64)
+    inside = table.around(inside)[calls]
+    within = np.maximum.reduceat(inside, first) if len(calls) else np.empty(0, np.int64)
     return named, within
 
 

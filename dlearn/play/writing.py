@@ -1,7 +1,5 @@
 """Files of pages and exports: all of one call are written, or none."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path

@@ -4,8 +4,6 @@ Installs the hooks, stamps what they report with number, time, thread and enclos
 file, and undoes everything at the end.
 """
 
-from __future__ import annotations
-
 import atexit
 import itertools
 import os
@@ -23,11 +21,12 @@ from dlearn.errors import TraceError
 from dlearn.events.event import FORMAT, Header
 from dlearn.events.options import Measure, Options
 from dlearn.events.store import read
+from dlearn.events.this_host import kernel_id
 from dlearn.events.writer import headers
 from dlearn.hooks.c10d.collectives import hold as hold
 from dlearn.hooks.c10d.collectives import note_collective, note_p2p
 from dlearn.hooks.mpi.mpi_hook import unrecorded as unrecorded
-from dlearn.hooks.network.clock import clock_name, job_of_process
+from dlearn.hooks.network.clock import job_of_process
 from dlearn.hooks.patches import ended
 from dlearn.recorder.recording import OUTSIDE, Recording
 from dlearn.version import __version__
@@ -225,7 +224,7 @@ def make_header(*, job: str, rank: int | None = None, name: str = "", world_size
         rank=rank,
         name=name,
         world_size=world_size,
-        clock=clock_name(),
+        clock=kernel_id("time"),
     )
 
 

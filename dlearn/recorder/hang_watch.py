@@ -5,8 +5,6 @@ the program is inside a call as well, it reads the files of all processes of thi
 wait prints what they say.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 import time
@@ -16,7 +14,7 @@ from traceback import walk_stack
 from dlearn.errors import TraceError
 from dlearn.events.event import PointToPoint
 from dlearn.events.job_facts import Heartbeat
-from dlearn.hooks.callers import site_of_thread
+from dlearn.hooks.callers import site_of
 from dlearn.hooks.host import Host
 from dlearn.notices import notice
 
@@ -58,7 +56,7 @@ class HangWatch:
         quiet_seconds = (time.monotonic_ns() - last_ns) / 1e9
         if quiet_seconds >= self.after / 2 and self._noted_ns != last_ns:
             self._noted_ns = last_ns
-            site = site_of_thread(self._program)
+            site = site_of(sys._current_frames().get(self._program))
             if site and not site.startswith("<"):  # Not the line by which Python came into a process.
                 self._host.fact(Heartbeat(at_ns=time.monotonic_ns(), site=site))
         if quiet_seconds >= self.after and self._host.waiting and self._reported_ns != last_ns:

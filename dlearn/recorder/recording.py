@@ -4,8 +4,6 @@ A guest in the training process: an error here is printed once, on stderr, count
 the program that is being recorded.
 """
 
-from __future__ import annotations
-
 import itertools
 import sys
 import threading

@@ -1,7 +1,5 @@
 """`dlearn run [options] script.py args`: torchrun, or plain Python, with every process of the job recorded."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import secrets
@@ -20,17 +18,18 @@ from typing import Any, NoReturn
 import msgspec
 
 from dlearn.analysis.telling.explanations import overview, problem_sentences, rpc_overview
+from dlearn.analysis.telling.sums import late_text as late_text
 from dlearn.analysis.volume.reconcile import reconcile
 from dlearn.diagnosis.post_mortem import story
 from dlearn.errors import SetupError, TraceError, WrongArguments, optional
 from dlearn.events.options import Options
-from dlearn.join.wait_times import waiting
 from dlearn.live.live_rows import LiveRows
 from dlearn.notices import notice
 from dlearn.scripts.attach import Order, note_exit, watch_exits
 from dlearn.scripts.prompt import paused_at_a_prompt
+from dlearn.scripts.sentence_parser import SentenceParser
 from dlearn.scripts.wired import WiredRun
-from dlearn.shown import count_text, time_text
+from dlearn.shown import count_text
 from dlearn.trace import Trace
 
 USAGE = "dlearn run [options] [torchrun's options] (script.py | -m module) [its arguments ...]"
@@ -79,11 +78,12 @@ def run(arguments: Sequence[str]) -> int:
     return status
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(SentenceParser):
     """Our own options, before those of a `parent`."""
 
     def __init__(self, *parents: argparse.ArgumentParser) -> None:
         super().__init__(
+            prog="dlearn run",
             usage=USAGE,
             description=ABOUT,
             epilog=EXAMPLE,
@@ -105,9 +105,6 @@ class _Parser(argparse.ArgumentParser):
         add("--sources", metavar="NAME,NAME", type=_sources, default=[], help=sources)
         network = 'ranks talk over a network so slow: "100 Mbit/s, 2 ms" (Linux; docs/network.md)'
         add("--network", metavar="WORDS", help=network)
-
-    def error(self, message: str) -> NoReturn:
-        raise WrongArguments(f"{message}; see dlearn run --help.")
 
 
 def _parsed(arguments: Sequence[str]) -> tuple[argparse.Namespace, set[str]]:
@@ -288,8 +285,8 @@ def live_rows(folder: Path) -> Iterator[None]:
     """Show the ranks' rows during the block; where stderr is no terminal, print them now and then."""
     over, rows, start = threading.Event(), LiveRows(folder), time.monotonic()
 
-    def lines() -> list[str]:
-        shown = rows.lines()
+    def lines(width: int | None = None) -> list[str]:
+        shown = rows.lines(width)
         return [f"dlearn: {time.monotonic() - start:.0f} s", *shown] if shown else []
 
     show = _at_the_foot if sys.stderr.isatty() else _printed
@@ -308,11 +305,11 @@ def _printed(lines: Callable[[], list[str]], over: threading.Event) -> None:
             print("\n".join(shown), file=sys.stderr, flush=True)
 
 
-def _at_the_foot(lines: Callable[[], list[str]], over: threading.Event) -> None:
+def _at_the_foot(lines: Callable[[int], list[str]], over: threading.Event) -> None:
     taken = 0
     while not over.wait(AGAIN_SECONDS):
         width, height = os.get_terminal_size(2)
-        shown = [line[: width - 1] for line in lines()][: height // 2]
+        shown = lines(width - 1)[: height // 2]
         shown = [""] * (taken - len(shown)) + shown  # A line that is no longer needed is empty.
         more = len(shown) - taken
         # What stands there moves up, and what is printed from now on scrolls above.
@@ -331,8 +328,6 @@ def _paint(before: str, lines: list[str], scrolls: str, height: int) -> None:
 
 SENTENCES = 4
 """About what went wrong; the rest is in the trace."""
-WORTH_SAYING = 0.1
-"""A rank that was waited for this share of the time is worth a look."""
 
 
 def summary(folder: Path, *, alone: bool = True) -> list[str]:
@@ -365,14 +360,3 @@ def _look_at(trace: Trace, shown: str) -> list[str]:
     where = shlex.quote(shown)
     draw = f"in words: dlearn explain {where}; as a picture: dlearn draw timeline {where} -o timeline.svg"
     return ["; ".join(filter(None, (late_text(trace), draw)))]
-
-
-def late_text(trace: Trace) -> str:
-    """Write "the others waited 3.7 s of 5.7 s for rank 1"; "" if that is little, or goes on."""
-    table, rows = trace.table, trace.rows.rows
-    first_ns = max([trace.first_ns, *table.start_ns[rows[:1]]])
-    lasted = table.end_ns[rows].max(initial=first_ns) - first_ns
-    rank, waited = max(waiting(trace).items(), key=lambda pair: pair[1], default=(0, 0))
-    if waited <= WORTH_SAYING * lasted or table.pending[rows].any():
-        return ""
-    return f"the others waited {time_text(waited)} of {time_text(lasted)} for {trace.label(rank)}"

@@ -3,8 +3,6 @@
 Its commands are lines of the standard input, at whose end the gate is opened for good.
 """
 
-from __future__ import annotations
-
 import os
 import select
 import signal

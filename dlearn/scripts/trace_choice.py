@@ -1,7 +1,5 @@
 """Which trace a command reads, and which part of it."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import time
@@ -15,6 +13,7 @@ import numpy as np
 from dlearn.errors import TraceError, WrongArguments
 from dlearn.events.loading import NAMES_SHOWN
 from dlearn.notices import notice
+from dlearn.scripts.sentence_parser import SentenceParser
 from dlearn.shown import Table, first_few, size_text
 from dlearn.trace import Trace
 
@@ -23,10 +22,11 @@ RUNS = Path("traces")
 _TAIL_BYTES = 1024  # A footer, and the lines that others add behind it.
 
 
-def selection_options() -> argparse.ArgumentParser:
+def selection_options() -> SentenceParser:
     """Return the options of each command that reads a trace, as a parent of its parser."""
-    options = argparse.ArgumentParser(add_help=False)
-    part = options.add_argument_group("a part of the trace", "Several choose what belongs to all.")
+    options = SentenceParser(add_help=False)
+    text = "Several choose what belongs to all. An operation is kept whole, with its other ranks."
+    part = options.add_argument_group("a part of the trace", text)
     last = "of a job that was restarted; from 0 (default: the last)"
     part.add_argument("--attempt", metavar="N", type=int, help=last)
     part.add_argument("--step", metavar="N", type=int, help="one training step, by its number")
@@ -120,7 +120,10 @@ def _newest() -> Path:
     if not runs:
         what = f"no trace was given, and {RUNS}/, where dlearn run writes, holds none here"
         raise WrongArguments(f"{what}. Give a trace's folder, or record one: dlearn run script.py.")
-    notice(f"{runs[0]}, the newest in {RUNS}/", alone=True)
+    which = f"{runs[0]}, the newest in {RUNS}/"
+    if len(runs) > 1 and not all(map(_ended_well, _files(runs[0]))):
+        which += f", which did not end well; the one before: {runs[1]}"
+    notice(which, alone=True)
     return runs[0]
 
 

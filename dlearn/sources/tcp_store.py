@@ -5,8 +5,6 @@ its peers. Sizes are those of keys and values. Not seen: what a TCPStore says to
 of other C++ (NCCL, RPC's agent), and how the store frames what it sends.
 """
 
-from __future__ import annotations
-
 import sys
 from functools import cache, partial
 from typing import Any

@@ -5,8 +5,6 @@ The messages are replayed, in an order in which they can have happened, and with
 knew: which data it had sent or received, and which ranks it had heard of.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ It returns nothing, or raises TrafficError: the finding in one sentence, then wh
 beside what was seen.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ For gather, scatter and send, which that page leaves out, the definitions are th
 themselves (src/gather.cu, scatter.cu, sendrecv.cu). 1 GB/s is 10^9 bytes in a second.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from statistics import median

@@ -4,8 +4,6 @@ The same job is recorded once for each batch size B. What is the same message in
 payload is constant + slope * B. Slopes are fractions, so a line fits to the byte or not at all.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction

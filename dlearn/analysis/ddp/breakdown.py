@@ -4,8 +4,6 @@ All are observed: on a GPU by CUDA events, else on the CPU that calls. (Of a GPU
 is the time to launch its kernels, which run on by themselves.)
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from dlearn.analysis.ddp.step_clock import on_device, step_note

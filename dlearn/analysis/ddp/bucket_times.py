@@ -4,8 +4,6 @@ Ready, launched and done are observed. Which all-reduce sends which bucket is in
 where that is not known, the bucket has no times, and `unknown_calls` counts the calls.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -112,9 +110,10 @@ class BucketTimes(Result, frozen=True):
 
     @property
     def examples(self) -> tuple[BucketTime, ...]:
-        """Return the first pass with the first buckets, with rebuilt ones, and one that hangs."""
-        latest_first = reversed(self.items)
-        first = {(bucket.model, bucket.built): bucket.backward for bucket in latest_first}
+        """Return the first pass that sent the first buckets, or rebuilt ones, and one that hangs."""
+        latest_first = sorted(self.items, key=lambda each: -each.backward)
+        sent_last = sorted(latest_first, key=lambda each: each.launched_ns is not None)
+        first = {(bucket.model, bucket.built): bucket.backward for bucket in sent_last}
         shown = {*first.values(), *(bucket.backward for bucket in self.stuck[:1])}
         return tuple(bucket for bucket in self.items if bucket.backward in shown)
 
@@ -125,7 +124,8 @@ class BucketTimes(Result, frozen=True):
             return "No backward pass through a DDP model"
         if self.stuck:
             return self._why_stuck(self.stuck[0])
-        last = self.examples[-1].backward
+        sent = [bucket for bucket in self.examples if bucket.launched_ns is not None]
+        last = (sent or self.examples)[-1].backward
         shown = [bucket for bucket in self.examples if bucket.backward == last]
         buckets = [bucket for bucket in shown if bucket.rank == shown[0].rank]
         launched = [each.launched_ns for each in buckets if each.launched_ns is not None]
@@ -263,6 +263,7 @@ def _timed(backward: Pass, bucket: Bucket, step: str, begins_ns: int, calls: Cal
     """Measure one bucket; of several calls, as of a hook, from the first launch to the last end."""
     names = {*bucket.parameters}
     own = [gradient for gradient in backward.gradients if gradient.parameter in names]
+    ready = tuple((gradient.parameter, gradient.start_ns) for gradient in own)
     bare = BucketTime(
         rank=backward.rank,
         backward=backward.number,
@@ -273,7 +274,7 @@ def _timed(backward: Pass, bucket: Bucket, step: str, begins_ns: int, calls: Cal
         built=bucket.built,
         parameters=bucket.parameters,
         begins_ns=begins_ns,
-        ready=tuple((gradient.parameter, gradient.start_ns) for gradient in own),
+        ready=ready,
         never_ready=backward.never_ready(bucket.parameters),
     )
     if not calls:

@@ -5,8 +5,6 @@ wait in a call. (A hook that calls without waiting, and then waits, is not disti
 bucket travels and another one waits for a late rank, something travels.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import groupby

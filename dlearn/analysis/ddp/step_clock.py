@@ -1,7 +1,5 @@
 """The clock of training steps, the CPUs' or the GPUs', and notes on it."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 
 from msgspec.structs import replace

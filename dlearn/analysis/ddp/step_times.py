@@ -5,19 +5,22 @@ to a number ("step 3", "iteration 7"), or FSDP's from one optimizer's step to th
 odd if it took more than twice the median, and more than all but a few steps do.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
 from statistics import median
 from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from dlearn.analysis.ddp.step_clock import gate_note
-from dlearn.analysis.ddp.training_steps import TrainingStep, by_number, training_steps
+from dlearn.analysis.ddp.training_steps import StepCall, TrainingStep, by_number, pieces, step_call, training_steps
 from dlearn.diagnosis.hang_detection import Hang, hangs
 from dlearn.events.event import PhaseSpan
 from dlearn.join import training_phases as phases
+from dlearn.join.joining import operations
 from dlearn.join.tables.operation_table import Operation
 from dlearn.join.training_phases import ENDLESS, numbered_steps
 from dlearn.shown import Paragraph, RankNames, Result, Table, capitalized, count_text, ms, time_text, waits
@@ -98,6 +101,16 @@ class RunSteps(Result, frozen=True):
     @property
     def _waits_ns(self) -> list[int]:
         return [cell.waited_ns or 0 for step in self.steps for cell in step.cells.values()]
+
+    @property
+    def wait_shares(self) -> list[float]:
+        """Return the share of each step that its ranks waited, in the mean, where that was seen."""
+        shares = []
+        for at, length_ns in self.finished.items():
+            waits = [cell.waited_ns for cell in self.steps[at].cells.values()]
+            if length_ns and None not in waits:
+                shares.append(sum(filter(None, waits)) / len(waits) / length_ns)
+        return shares
 
     @property
     def waits_seen(self) -> bool:
@@ -244,10 +257,44 @@ def step_times(trace: Trace) -> RunSteps:
     over = {step.rank: step.rows[-1].work == "optimizer" for step in found if step.rows}
     if not steps:
         steps, over = _of_fsdp(trace)
+    of_fsdp = not found and trace.whole.rows.has(PhaseSpan)
+    _measure_waits(steps if of_fsdp else (), trace)
     for hang in hangs(trace) if steps else ():
         _mark(hang, over, steps)
     ranks = sorted({rank for step in steps for rank in step.cells})
-    return RunSteps(tuple(steps), tuple(ranks), trace.labels, gate_note(trace))
+    run = RunSteps(tuple(steps), tuple(ranks), trace.labels, gate_note(trace))
+    waited = f"Collectives waited for their last rank: {shares_text(run.wait_shares)}."
+    return run if run.note or not (steps and of_fsdp) else replace(run, note=waited)
+
+
+def shares_text(shares: Sequence[float]) -> str:
+    """Write "35% of a step (the median of 7; 20% to 60%)"; one step shows no spread."""
+    if len(shares) < 2:
+        return f"{shares[0]:.0%} of the one step seen" if shares else "not measured"
+    spread = f"the median of {len(shares)}; {min(shares):.0%} to {max(shares):.0%}"
+    return f"{median(shares):.0%} of a step ({spread})"
+
+
+def _measure_waits(steps: Sequence[RunStep], trace: Trace) -> None:
+    """Add how long FSDP2's collectives waited for their last rank, where their ends were seen."""
+    calls: dict[int, list[StepCall]] = defaultdict(list)
+    for operation in operations(trace.whole) if steps else ():
+        for end in operation.ends:
+            calls[end.rank].append(step_call(operation, end, ENDLESS))
+    for of_rank in calls.values():
+        of_rank.sort(key=attrgetter("start_ns"))
+    for step in steps:
+        made: list[StepCall] = []
+        for rank, cell in step.cells.items():
+            times = cell.start_ns, cell.start_ns + (cell.length_ns or 0)
+            first, last = (bisect_left(calls[rank], at, key=attrgetter("start_ns")) for at in times)
+            mine = calls[rank][first:last]
+            if cell.length_ns is not None and all(call.end_ns is not None for call in mine):
+                waits = pieces((call.start_ns, call.last_arrival_ns, "waits") for call in mine)
+                waited_ns = sum(end_ns - start_ns for start_ns, end_ns, what in waits if what)
+                step.cells[rank] = cell._replace(waited_ns=waited_ns)
+            made += mine
+        step.late = _longest(made)
 
 
 def _run_step(of_ranks: Sequence[TrainingStep], numbers: Sequence[int]) -> RunStep:
@@ -255,10 +302,16 @@ def _run_step(of_ranks: Sequence[TrainingStep], numbers: Sequence[int]) -> RunSt
     cells: dict[int, StepOnRank] = {}
     for each in of_ranks:
         cells[each.rank] = StepOnRank(each.start_ns, each.total_ns, each.waited_ns)
-    calls = [call for each in of_ranks for call in each.calls if call.waited_ns]
-    longest = max(calls, key=lambda call: call.waited_ns, default=None)
-    late = None if longest is None else _late(longest.operation, longest.waited_ns)
+    late = _longest(call for each in of_ranks for call in each.calls)
     return RunStep(of_ranks[0].title, numbers[of_ranks[0].number], cells, late)
+
+
+def _longest(calls: Iterable[StepCall]) -> Late | None:
+    """Return the rank, or ranks, of the longest wait; None where no call waited."""
+    longest = max(calls, key=attrgetter("waited_ns"), default=None)
+    if longest is None or not longest.waited_ns:
+        return None
+    return _late(longest.operation, longest.waited_ns)
 
 
 def _late(operation: Operation, waited_ns: int) -> Late:

@@ -1,7 +1,5 @@
 """What one training step of an unmodified script sends, and whether all steps send the same."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Hashable
 from typing import NamedTuple

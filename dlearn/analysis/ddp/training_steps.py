@@ -7,8 +7,6 @@ later is taken to be then. Calls that wait at once are counted, too; of the prog
 is not seen who waits for them, and when.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -203,7 +201,7 @@ def _step(of_rank: StepPhases, gradients: list[int]) -> TrainingStep:
             if not (_blocks(end) or (of_ddp(end) and end.phase == span.phase)):
                 others += 1
                 continue
-            calls.append(_call(operation, end, end_ns))
+            calls.append(step_call(operation, end, end_ns))
             if _blocks(end):
                 marks.append((end.start_ns, calls[-1].end_ns or 0, "blocked"))
     if all(call.end_ns is not None for call in calls):
@@ -239,7 +237,8 @@ def pieces(intervals: Iterable[Interval]) -> Iterator[tuple[int, int, list[str |
         yield start_ns, end_ns, [what for _, _, what in lasting]
 
 
-def _call(operation: Operation, end: End, phase_end_ns: int) -> StepCall:
+def step_call(operation: Operation, end: End, phase_end_ns: int) -> StepCall:
+    """Measure how long a rank's call waited and sent, in a phase that ends then."""
     last_arrival_ns = waited_until_ns(operation, end)
     if end.end_ns is None or end.failed or last_arrival_ns is None:
         return StepCall(operation, end.start_ns, end.start_ns, None)

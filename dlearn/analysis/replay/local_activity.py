@@ -8,8 +8,6 @@ micro-batch 0, 1, ... Between the two the stage keeps what the backward pass nee
 from the names.
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """The values of a walk through a trace, and where in the program a step happens."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from itertools import chain
 

@@ -8,8 +8,6 @@ counted twice, it is not known from outside what the rank made of them: "?".
 Only operations that are known in full from their beginning are replayed: one unseen message may change what follows.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence, Set
 from itertools import chain, count, pairwise

@@ -1,7 +1,5 @@
 """From a trace to its steps, in an order in which they can have happened."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 

@@ -2,8 +2,6 @@
 
 It is the n-th distributed autograd context of all workers that have any."""
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Every sentence about what a trace holds: how large the job was, and which rank sent what to which."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 
@@ -13,7 +11,7 @@ from dlearn.analysis.rpc.iteration import Iteration, iteration, iterations
 from dlearn.analysis.telling.sums import step_sentence, totals
 from dlearn.analysis.volume.reconcile import reconcile
 from dlearn.analysis.volume.topology import topologies
-from dlearn.analysis.volume.traffic import Traffic, traffic_of
+from dlearn.analysis.volume.traffic import Traffic, traffic, traffic_of
 from dlearn.diagnosis.hang_report import missing_text
 from dlearn.diagnosis.mismatch_report import mismatch_text
 from dlearn.diagnosis.post_mortem import story
@@ -27,7 +25,7 @@ from dlearn.join.operation_messages import sums_of, why_unknown
 from dlearn.join.tables.message_table import Message
 from dlearn.join.tables.operation_table import Operation
 from dlearn.join.wording import modules_text
-from dlearn.shown import Paragraph, Result, count_text, first_few
+from dlearn.shown import Paragraph, Result, count_text, first_few, listed
 from dlearn.trace import Trace
 
 NAMES_SHOWN = 4
@@ -101,6 +99,9 @@ def explain(trace: Trace) -> Explanation:
 def overview(trace: Trace) -> str:
     """Say how large the job was, and how much of it is explained."""
     everything = operations(trace)
+    if not everything and trace.selected_from is not None:
+        part = trace.span or "this part of the trace"
+        return f"{count_text(len(trace.processes), 'rank')}: no message in {part}."
     names = sorted({one.group.backend for one, _ in everything.groups()})
     # What another tool wrote need not list all groups that were used.
     imported = any(process.imported is not None for process in trace.processes)
@@ -182,7 +183,11 @@ def left_out_sentence(trace: Trace) -> str:
     count = sum(footer.left_out for footer in footers)
     if not count:
         return ""
-    return f"Some steps only, as asked: {count:,} events outside them were not recorded."
+    some = f"Some steps only, as asked: {count_text(count, 'event')} outside them not recorded."
+    names = [name for name in trace.spans if name.startswith("step ")]
+    if len(names) < 2:
+        return some
+    return f"{some} {totals(f'{listed(names)} together', traffic(trace), '')}"
 
 
 # A kind of operations -----------------------------------------------------------------------------
@@ -200,7 +205,7 @@ def _by_kind(when: str, counted: Sequence[Counted], trace: Trace) -> list[str]:
         sentences.append(f"{when}: {_sentence(same, sum(counts), trace)}")
     if more:
         count = sum(times for kind in more for _, times in kind)
-        others = f"{count:,} more operations of {len(more):,} more kinds"
+        others = f"{count_text(count, 'more operation')} of {count_text(len(more), 'more kind')}"
         sentences.append(f"{when}: {others}; operations(trace) lists them.")
     return sentences
 

@@ -1,7 +1,5 @@
 """What is repeated in a sequence, so that it is shown once, with the number of times."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence

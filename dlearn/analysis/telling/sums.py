@@ -1,13 +1,15 @@
-"""Sentences about how much is sent: in a trace or a part of it, and in one training step."""
-
-from __future__ import annotations
+"""Sentences about sums: how much is sent, in a part or a step, and how long ranks waited."""
 
 from collections import Counter
 
 from dlearn.analysis.ddp.step_traffic import typical_step
 from dlearn.analysis.volume.traffic import Traffic, traffic_of
-from dlearn.shown import count_text, listed
+from dlearn.join.wait_times import waiting
+from dlearn.shown import count_text, listed, time_text
 from dlearn.trace import Trace
+
+_WORTH_SAYING = 0.1
+"""A rank that was waited for this share of the time is worth a look."""
 
 
 def totals(part: str, sent: Traffic, over: str) -> str:
@@ -57,3 +59,14 @@ def step_sentence(trace: Trace) -> str:
         alike = f"{some} first that differs is {other}."
     outside = count_text(found.outside, "operation")
     return f"{sends} {alike}" + f" Outside of the steps: {outside}." * (found.outside > 0)
+
+
+def late_text(trace: Trace) -> str:
+    """Write "the others waited 3.7 s of 5.7 s for rank 1"; "" if that is little, or goes on."""
+    table, rows = trace.table, trace.rows.rows
+    first_ns = max([trace.first_ns, *table.start_ns[rows[:1]]])
+    lasted = table.end_ns[rows].max(initial=first_ns) - first_ns
+    rank, waited = max(waiting(trace).items(), key=lambda pair: pair[1], default=(0, 0))
+    if waited <= _WORTH_SAYING * lasted or table.pending[rows].any():
+        return ""
+    return f"the others waited {time_text(waited)} of {time_text(lasted)} for {trace.label(rank)}"

@@ -1,12 +1,11 @@
 """The traffic of two runs side by side, in bytes and in messages."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import msgspec
 
+from dlearn.analysis.ddp.step_times import shares_text, step_times
 from dlearn.analysis.volume.traffic import Traffic, traffic
 from dlearn.join.joining import operations
 from dlearn.join.operation_messages import sums_of
@@ -44,7 +43,8 @@ class Comparison(Result, frozen=True, kw_only=True):
     """The traffic of the runs `a` and `b`: in all, by (phase, operation), and by (sender, receiver).
 
     Ranks go by their labels: two runs need not have the same ones. `unexplained` operations, whose messages are not
-    known, are in no count; nor are messages that never came.
+    known, are in no count; nor are messages that never came. `waiting` has, of each step, the share
+    of its ranks' time that waited for others.
     """
 
     names: tuple[str, str]
@@ -52,6 +52,7 @@ class Comparison(Result, frozen=True, kw_only=True):
     by_kind: dict[tuple[str, str], Difference]
     by_pair: dict[tuple[str, str], Difference]
     unexplained: tuple[int, int]
+    waiting: tuple[list[float], list[float]]
 
     @property
     def came(self) -> tuple[tuple[str, str], ...]:
@@ -110,7 +111,9 @@ class Comparison(Result, frozen=True, kw_only=True):
         return table
 
     def paragraphs(self) -> tuple[Paragraph, ...]:
-        return self.sentence, Table(self.rows(), names=2)
+        waits = [f"{name} {shares_text(each)}" for name, each in zip(self.names, self.waiting, strict=True)]
+        seen = f"Waiting for other ranks: {', '.join(waits)}" if any(self.waiting) else ""
+        return self.sentence, *filter(None, [seen]), Table(self.rows(), names=2)
 
 
 def compare(a: Trace, b: Trace, *, names: tuple[str, str] = ("a", "b")) -> Comparison:
@@ -121,6 +124,7 @@ def compare(a: Trace, b: Trace, *, names: tuple[str, str] = ("a", "b")) -> Compa
         names=names, total=Difference(*totals), by_kind=_side_by_side(_by_kind(a), _by_kind(b)),
         by_pair=_side_by_side(_by_pair(sent[0]), _by_pair(sent[1])),
         unexplained=(sent[0].unexplained, sent[1].unexplained),
+        waiting=(step_times(a).wait_shares, step_times(b).wait_shares),
     )  # fmt: skip
 
 

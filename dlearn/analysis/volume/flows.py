@@ -1,7 +1,5 @@
 """Messages between the same two ranks, taken together: what one arrow of a picture stands for."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Container, Hashable, Iterable
 from itertools import repeat

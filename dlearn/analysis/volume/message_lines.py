@@ -1,7 +1,5 @@
 """The messages of a trace as text, line by line: a table to read, CSV, and JSON, all with the same fields."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

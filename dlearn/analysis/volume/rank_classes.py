@@ -1,7 +1,5 @@
 """Equivalent ranks: they send and receive the same, to and from ranks that are equivalent themselves."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 

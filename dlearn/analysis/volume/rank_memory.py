@@ -5,8 +5,6 @@ Toward Training Trillion Parameter Models" (2020), figure 1, in multiples of the
 says nothing of activations, nor of the parameters that FSDP gathers for a while.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import groupby
 

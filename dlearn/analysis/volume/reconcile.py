@@ -3,8 +3,6 @@
 Compared for the whole recording, for each span, and with `measure="phase"` for each operation.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence

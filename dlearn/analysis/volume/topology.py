@@ -1,7 +1,5 @@
 """The wiring of NCCL: hosts, rings and links of a process group, read from its log."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
@@ -12,7 +10,7 @@ from dlearn.events.wiring import Choice, Ring, Wiring
 from dlearn.join import nccl_rings
 from dlearn.join.ends import Group
 from dlearn.join.matching import join_groups
-from dlearn.shown import Paragraph, RankNames, Result, Table, count_text, first_few
+from dlearn.shown import Findings, Paragraph, RankNames, Result, Table, count_text, first_few
 from dlearn.trace import Trace
 
 _ROWS_SHOWN = 24
@@ -103,7 +101,7 @@ class Topology(Result, frozen=True):
         """Yield a row for the links from each rank to each other, of one kind and use."""
         for edge in self.edges:
             ends = {"src": self.labels[edge.src], "dst": self.labels[edge.dst]}
-            yield edge._asdict() | ends
+            yield edge._asdict() | ends | {"group": self.group.name}
 
     def paragraphs(self) -> Iterator[Paragraph]:
         yield from self.sentences
@@ -128,11 +126,11 @@ def topology(trace: Trace, *, group: str | None = None) -> Topology | None:
     return next((each for each in found if group in (None, each.group.name)), None)
 
 
-def topologies(trace: Trace) -> list[Topology]:
+def topologies(trace: Trace) -> Findings[Topology]:
     """Return how NCCL wired each group in its log, the largest first."""
     groups = {id(each.wiring): each for each in join_groups(trace.processes).values() if each.wiring is not None}
     found = [_topology(trace, group, group.wiring) for group in groups.values() if group.wiring]
-    return sorted(found, key=lambda each: -len(each.group.members))
+    return Findings.of(sorted(found, key=lambda each: -len(each.group.members)), trace.labels)
 
 
 def _topology(trace: Trace, group: Group, wiring: Wiring) -> Topology:

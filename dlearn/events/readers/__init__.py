@@ -13,7 +13,7 @@ import tempfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Protocol
 
@@ -33,6 +33,8 @@ from dlearn.shown import count_text
 if TYPE_CHECKING:
     from dlearn.events.store import ProcessFile
 
+room = partial(tempfile.TemporaryDirectory, prefix="dlearn-import-")
+"""Makes a folder for a translation that is not kept."""
 MOST_BYTES = 1 << 30
 """Of one file, unpacked: a dump of 2,000 calls has some 5 MB, a profiler's file often 100."""
 
@@ -185,8 +187,3 @@ def _whole(stream: IO[bytes] | gzip.GzipFile, path: Path) -> bytes:
     if len(data) > MOST_BYTES:
         raise refused(f"{path} holds more than {MOST_BYTES:,} B: no such file does.")
     return data
-
-
-def room() -> AbstractContextManager[str]:
-    """Return a folder for a translation that is not kept."""
-    return tempfile.TemporaryDirectory(prefix="dlearn-import-")

@@ -6,8 +6,6 @@ not in it may have been made. `pg_status` says how far a rank came in a group; i
 receives too, so it is used for groups without any. Times are the CPU's, by each host's wall clock.
 """
 
-from __future__ import annotations
-
 import io
 import pickle
 import re

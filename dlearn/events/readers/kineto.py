@@ -9,8 +9,6 @@ PyTorch's execution traces of the same steps tell what old kernels do not say, a
 to a kernel by its number: the k-th call, waits left out, has launched the k-th kernel, if both have as many.
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Sequence

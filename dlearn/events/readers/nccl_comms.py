@@ -1,7 +1,5 @@
 """NCCL's log, when all of it has been read: which communicator is whose, and which of its rings are whole."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable
 from functools import cached_property

@@ -6,8 +6,6 @@ seldom of which communicator: what a thread says while it makes one is of that o
 in `nccl_comms.py`, or not at all.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence

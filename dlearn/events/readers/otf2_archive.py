@@ -4,8 +4,6 @@ Times are those of one clock, to which the writer has moved them. Ranks in recor
 begins where its region is entered; of one that does not block, begin and end stand in two records with one number.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

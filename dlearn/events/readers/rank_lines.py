@@ -1,7 +1,5 @@
 """What readers share: the lines of a rank (header, groups, calls), tensors, and refusals."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """The communication ops of torch.distributed: their names, and where their arguments stand in the installed torch."""
 
-from __future__ import annotations
-
 import ctypes
 import math
 import zlib

@@ -9,8 +9,6 @@ The end comes from the caller's own wait where it waits at once, else from the f
 on a GPU, CUDA events give the times: cuda_times.py.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

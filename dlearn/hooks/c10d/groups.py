@@ -5,8 +5,6 @@ name that it has seen. The count may differ between members: they also read one 
 first of them has written there.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections import Counter

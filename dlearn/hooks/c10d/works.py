@@ -7,8 +7,6 @@ have no future: their `is_completed()` stays False until the program waits, and 
 patched, and the hook holds each Work until then (torch makes a new Python object for a Work without references).
 """
 
-from __future__ import annotations
-
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -173,14 +171,12 @@ class WaitingWorks:
         return undo
 
     def _output_ended(self, tensor: torch.Tensor) -> None:
-        work = self._by_output.get(tensor.untyped_storage().data_ptr())
-        if work is not None:
-            self._ended(work)
+        self._ended(self._by_output.get(tensor.untyped_storage().data_ptr()))
 
-    def _ended(self, work: Work, error: str = "") -> None:
+    def _ended(self, work: Work | None, error: str = "") -> None:
         held = self._forget(id(work))
         if held is not None:
-            peer = work._source_rank() if held.any_source and not error else None
+            peer = held.work._source_rank() if held.any_source and not error else None
             self._emit.end(held.number, by="wait", error=error, peer=peer)
 
     def release(self) -> None:

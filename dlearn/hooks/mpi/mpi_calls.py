@@ -9,8 +9,6 @@ Sending a Python object is done in mpi4py's own two steps (pickle, send the byte
 is known before it is sent. The size of what collectives pickle is not known.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial

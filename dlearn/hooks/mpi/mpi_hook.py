@@ -8,8 +8,6 @@ recording (`from mpi4py.MPI import COMM_WORLD` at the top of a script that recor
 dlearn itself never imports mpi4py, which joins the MPI job at once: it waits for the program's import.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence

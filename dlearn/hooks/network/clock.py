@@ -10,13 +10,10 @@ with another clock than rank 0 asks it for the time repeatedly, and keeps the an
 NTP does the same (RFC 5905, section 8); the bound holds however unequal the two directions are.
 """
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os
 import socket
-import sys
 import threading
 import time
 import zlib
@@ -32,6 +29,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from dlearn.events.agent_log import log_path
 from dlearn.events.job_facts import ClockReading, Joined, Peer
+from dlearn.events.this_host import kernel_id
 from dlearn.hooks import Emit
 from dlearn.notices import notice
 
@@ -42,15 +40,6 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.25, 10.0
 answer is late; and a job that is killed has no last reading."""
 PATIENCE_SECONDS = 5.0
 """How long an answer is waited for; rank 0 waits as long for the last readings of the others."""
-
-
-def clock_name() -> str:
-    """Name the clock of this process: by the boot of the kernel, and the process's time namespace."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {os.stat('/proc/self/ns/time').st_ino}"
-    except OSError:
-        return f"{sys.platform} {socket.gethostname()}"  # No Linux, or one without time namespaces.
 
 
 class ClockServer:
@@ -66,7 +55,7 @@ class ClockServer:
     ) -> None:
         self._emit, self.path, self._ignore_port = emit, path.resolve(), ignore_port
         self._keep_store, self._alone = keep_store, alone
-        self._name = clock_name()
+        self._name = kernel_id("time")
         self._met: Counter[str] = Counter()
         self._prefix = ""
         self._over = threading.Event()

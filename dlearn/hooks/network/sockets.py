@@ -9,8 +9,6 @@ A guest: sockets are only read, by their number. A copy would keep a socket open
 learn from a closing socket that a rank has gone.
 """
 
-from __future__ import annotations
-
 import ctypes
 import ipaddress
 import os
@@ -21,13 +19,13 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from pathlib import Path
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
 from torch._C._distributed_rpc import _get_current_rpc_agent, _is_current_rpc_agent_set
 
 from dlearn.events.event import NO_GROUP, RPC, UNKNOWN_GROUP, NotMeasured, Socket
+from dlearn.events.this_host import sockets_of, status_of
 from dlearn.hooks import Emit
 from dlearn.hooks.network.clock import innermost
 from dlearn.hooks.patches import guarded
@@ -145,7 +143,7 @@ class Sockets:
             return False
         is_new = False
         self.ignored_ports |= _ports_of(store for _, store in list(dist.distributed_c10d._world.pg_map.values()))
-        for fd, inode in _own_sockets():
+        for fd, inode in sorted(sockets_of("self")):
             ends = _ends(fd) if inode not in self._known else None
             if ends is None:
                 continue
@@ -176,27 +174,16 @@ def _threads_at_work() -> int:
     count, of_python = 0, {str(thread.native_id) for thread in threading.enumerate()}
     for thread in set(os.listdir("/proc/self/task")) - of_python:
         with suppress(OSError):  # It has ended meanwhile.
-            state = Path(f"/proc/self/task/{thread}/stat").read_text().rpartition(")")[2].split()[0]
+            state, *_ = status_of(f"self/task/{thread}")
             count += state == "R" and int(thread) != threading.get_native_id()
     return count
-
-
-def _own_sockets() -> list[tuple[int, int]]:
-    """Return (number, inode) of every socket of this process."""
-    sockets = []
-    for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError):  # Closed meanwhile: the descriptor of the listing itself, for one.
-            kind, _, inode = os.readlink(f"/proc/self/fd/{name}").partition(":")
-            if kind == "socket":
-                sockets.append((int(name), int(inode.strip("[]"))))
-    return sorted(sockets)
 
 
 def listens(port: int) -> bool:
     """Return whether this process listens at this port; False where the system does not say."""
     if sys.platform != "linux":
         return False
-    for fd, _ in _own_sockets():
+    for fd, _ in sockets_of("self"):
         with suppress(OSError), socket.socket(fileno=os.dup(fd)) as copy:
             is_tcp = copy.family in (socket.AF_INET, socket.AF_INET6)
             if is_tcp and copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and copy.getsockname()[1] == port:

@@ -8,8 +8,6 @@ only forwards gradients, and the agent's log says when that was.
 Nothing here keeps a node alive, and with it the tensors that it saved: its number stands in its own `metadata`.
 """
 
-from __future__ import annotations
-
 import itertools
 import threading
 import time

@@ -4,8 +4,6 @@ The level is a variable of torch's C++ library; at -1, set before an agent is ma
 message. events/agent_log.py takes these lines out of stderr, for a script in a small process.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Both ends of an RPC: the six functions of torch in which every way to call ends, and the pickler of both."""
 
-from __future__ import annotations
-
 import struct
 import sys
 import time
@@ -240,8 +238,8 @@ def _note_packed(calls: RpcCalls, thread: int, value: Any, data: bytes, tensors:
         observer_bytes=len(trailer),
         rrefs=tuple(calls.forks.pop(thread, ())),
         needs_grad=any(tensor.requires_grad for tensor in tensors),
-        error=value.exception_type.__name__ if isinstance(value, RemoteException) else "",
         parent=None,
+        error=value.exception_type.__name__ if isinstance(value, RemoteException) else "",
     )
     calls.watch_graph(context, tensors)
     return trailer

@@ -9,8 +9,6 @@ Python does not see what C++ sends by itself, but knows the spans of time in whi
 windows, and `events` finds in the agent's own log what was sent in each.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Iterator

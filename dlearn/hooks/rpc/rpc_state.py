@@ -1,7 +1,5 @@
 """State that RPC's hooks share: the ids that travel behind each message, and open calls."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 import time

@@ -4,8 +4,6 @@ A row becomes an `RpcExchange` when it is looked at. Rows that differ only in th
 times form a group: what is the same for all of a group is worked out for one of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -63,7 +61,7 @@ class ExchangeTable:
     def of(cls, exchanges: Sequence[RpcExchange], events: EventTable, known: Workers) -> Self:
 
         def row(event: Event | None) -> int:
-            return -1 if event is None else events.row_of(event.rank, event.number)
+            return -1 if event is None else events.row_of[event.rank, event.number]
 
         columns: dict[str, Any] = {"kind": [_KINDS.index(each.kind) for each in exchanges]}
         columns["known_by"] = [_KNOWN_BY.index(each.known_by) for each in exchanges]

@@ -5,8 +5,6 @@ Python saw (a call, a window) says of what kind it is; the rules are in rpc_kind
 for each call that Python saw, and what C++ sent by itself is not known.
 """
 
-from __future__ import annotations
-
 import os
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict, deque

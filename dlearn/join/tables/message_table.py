@@ -21,13 +21,13 @@ from dlearn.join.ends import How
 from dlearn.join.tables.operation_table import Operation
 from dlearn.join.tables.operations import Operations, whole_numbers
 from dlearn.join.wording import EVERY_PARAMETER, Reason, reply_text, tensors_text
-from dlearn.shown import Paragraph, Shown, Table
+from dlearn.shown import Paragraph, Shown, Table, count_text
 
 if TYPE_CHECKING:
     import pandas
 
-_REASONS_SHOWN = 8
-_ROWS_SHOWN = 10
+_REASONS_SHOWN, _ROWS_SHOWN = 8, 10
+_NAMES_SHOWN = 4  # Parameters of a bucket in a row; CSV, JSON and frames list all.
 
 HOWS: tuple[How, ...] = get_args(How)
 
@@ -253,7 +253,8 @@ class Messages(Lazy[Message], Shown):
         """Say how many they are, and why some operations gave none."""
         total = len(np.unique(self.columns.operation))
         left = len(self._reasons)
-        lines = [f"{len(self):,} messages of {total:,} operations; {left:,} operations not explained"]
+        sent, not_explained = count_text(len(self), "message"), count_text(left, "operation")
+        lines = [f"{sent} of {count_text(total, 'operation')}; {not_explained} not explained"]
         reasons = Counter((operation.op, reason) for operation, reason in self.reasons)
         for (op, reason), count in reasons.most_common(_REASONS_SHOWN):
             times = f", {count:,} times" if count > 1 else ""
@@ -273,4 +274,4 @@ class Messages(Lazy[Message], Shown):
             size = "?" if message.payload_bytes is None else f"{message.payload_bytes:,}"
             sent = "-" if message.sent_ns is None else f"{(message.sent_ns - first_ns) / 1e6:,.3f}"
             how = f"{message.how}, confirmed" if message.confirmed else message.how
-            yield src, dst, size, sent, how, message.op, message.what
+            yield src, dst, size, sent, how, message.op, message.describe(most=_NAMES_SHOWN)

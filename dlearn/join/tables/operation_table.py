@@ -19,6 +19,7 @@ from dlearn.events.source import ServiceCall
 from dlearn.join.columns import number_rows
 from dlearn.join.ends import End, OperationClass, RpcEnd, bytes_of, tensors_of
 from dlearn.join.wording import EVERY_PARAMETER, bucket_text, request_text, tensors_text
+from dlearn.shown import RankNames
 
 
 class BucketLabel(NamedTuple):
@@ -110,6 +111,11 @@ class Operation:
         if isinstance(self.ends[0], ServiceCall):
             return self.ends[0].about
         return tensors if self.tag is None or not tagged else f"{tensors}, tag {self.tag}"
+
+    def row(self, labels: RankNames) -> dict[str, object]:
+        """Return which operation it is, for a frame of what was found in it."""
+        missing = ", ".join(labels[rank] for rank in self.missing)
+        return {"op": self.op, "group": self.group.name, "seq": self.seq, "missing": missing}
 
     @property
     def tensors(self) -> tuple[TensorInfo, ...]:
@@ -233,17 +239,22 @@ class OperationTable:
         """Return the events, as rows, of operations of as many ends each: a row for each."""
         return self.end_row[self.ends_of(rows)].reshape(len(rows), -1)
 
-    def with_more(self, more: Sequence[tuple[OperationClass, End]]) -> OperationTable:
-        """Return the table with a row behind its own for each of these calls of one end."""
-        if not more:
-            return self
-        rows = [self.events.row_of(end.rank, end.number) for _, end in more]
+    def with_more(
+        self,
+        events: EventTable,
+        classes: Sequence[OperationClass],
+        like: Rows,
+        counts: Rows,
+        end_row: Rows,
+    ) -> OperationTable:
+        """Return the table with rows behind its own, of these `classes`, of `counts` ends each."""
         return replace(
             self,
-            classes=[*self.classes, *(each for each, _ in more)],
-            like=np.append(self.like, len(self.classes) + np.arange(len(more))),
-            first=np.append(self.first, self.first[-1] + 1 + np.arange(len(more))),
-            end_row=np.append(self.end_row, np.array(rows, np.intp)),
+            events=events,
+            classes=[*self.classes, *classes],
+            like=np.append(self.like, len(self.classes) + like),
+            first=np.append(self.first, self.first[-1] + np.cumsum(counts)),
+            end_row=np.append(self.end_row, end_row),
         )
 
     @cached_property

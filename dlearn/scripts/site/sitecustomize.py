@@ -4,8 +4,6 @@ It gives way to the `sitecustomize` that it hides, and has the process recorded 
 rank that is to have a network of its own goes there first, while it has one thread.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os
