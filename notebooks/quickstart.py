@@ -93,7 +93,7 @@ def sums(wrong):
 
 stuck = Cluster(2).run(sums, "left out", timeout=2, check=False)  # check=False: the error is in stuck.error
 print(stuck.error.what)
-swapped = Cluster(2).run(sums, "other way round", timeout=2, check=False)
+swapped = Cluster(2).run(sums, "other way round", check=False)
 print(swapped.error or swapped.results, *explain(swapped.trace).sentences[-2:], sep="\n")
 if swapped.error:
     outcome = "a hang" if analysis.hangs(swapped.trace) else "an error"
