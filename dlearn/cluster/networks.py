@@ -130,7 +130,10 @@ class TcpSocket(NamedTuple):
 def users_connected_to(pids: Iterable[int]) -> set[int]:
     """Return the users, except this one, with a connection to a port of one of these processes."""
     table = list(_tcp_sockets())
-    own = {inode for pid in pids for _, inode in sockets_of(pid)}
+    own: set[int] = set()
+    for pid in pids:
+        with suppress(OSError):  # It has just ended.
+            own.update(inode for _, inode in sockets_of(pid))
     ports = {end.local for end in table if end.state == _LISTENS and end.inode in own}
     ends = {(end.remote, end.local) for end in table}
     users = set()
