@@ -10,9 +10,26 @@ from typing import TYPE_CHECKING, Any
 
 from dlearn.version import __version__ as __version__
 
-__all__ = ["Cluster", "DlearnError", "Event", "Message", "Operation", "Trace", "analysis"]
-__all__ += ["collectives", "draw", "explain", "export", "lessons", "messages", "network"]
-__all__ += ["operations", "play", "record", "span"]
+__all__ = [
+    "Cluster",
+    "DlearnError",
+    "Event",
+    "Message",
+    "Operation",
+    "Trace",
+    "analysis",
+    "collectives",
+    "draw",
+    "explain",
+    "export",
+    "lessons",
+    "messages",
+    "network",
+    "operations",
+    "play",
+    "record",
+    "span",
+]
 __dir__ = __all__.copy  # What Tab offers.
 
 _HOMES = {

@@ -12,6 +12,7 @@ from typing import Any
 
 from dlearn import doctor
 from dlearn.analysis.telling.explanations import explain as explanation
+from dlearn.analysis.telling.sums import late_text
 from dlearn.analysis.volume.comparing import compare as comparison
 from dlearn.analysis.volume.message_lines import csv_lines, json_lines, text_lines
 from dlearn.errors import DlearnError, SetupError, TraceError, WrongArguments
@@ -19,7 +20,7 @@ from dlearn.events import readers
 from dlearn.events.event import AutogradNode
 from dlearn.join.message_evidence import messages as messages_of
 from dlearn.notices import notice
-from dlearn.scripts.command import late_text, run
+from dlearn.scripts.command import run
 from dlearn.scripts.sentence_parser import SentenceParser
 from dlearn.scripts.trace_choice import HoldsTraces, load, selection_options
 from dlearn.trace import Trace
@@ -35,15 +36,13 @@ PICTURES = (
 )
 """The drawings that need a trace and nothing else."""
 
-FORMATS = ("gif", "html", "mermaid", "perfetto")
-"""The functions of `dlearn.export` that need a trace and nothing else."""
-
-_OPENED_BY = {
+FORMATS = {
     "gif": "a picture for slides",
     "html": "a page to step through; open it in a browser",
     "mermaid": "a diagram for Markdown",
     "perfetto": "open it at ui.perfetto.dev",
 }
+"""The functions of `dlearn.export` that need a trace and nothing else, and what to do with a file."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -300,7 +299,8 @@ def draw(options: argparse.Namespace) -> None:
             raise WrongArguments(f"{missing}; there is {known}.")
         axes = draw.autograd(trace, context=options.context)
     else:
-        axes = getattr(draw, options.kind)(trace, **{"arrows": True} if options.arrows else {})
+        chosen = {"arrows": True} if options.arrows else {}
+        axes = getattr(draw, options.kind)(trace, **chosen)
     if not axes.has_data():
         raise TraceError(f"nothing to draw: {axes.get_label()}")
     with _writing(options.out):
@@ -323,7 +323,7 @@ def export(options: argparse.Namespace) -> None:
     if len(files) > 1:
         print(f"{len(files):,} diagrams: {files[0]} to {files[-1]}")
     else:
-        print(f"{files[0]}: {_OPENED_BY[options.format]}")
+        print(f"{files[0]}: {FORMATS[options.format]}")
 
 
 def _check_place(path: Path) -> None:

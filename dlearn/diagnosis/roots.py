@@ -66,8 +66,10 @@ class Victim(msgspec.Struct, frozen=True):
 @once
 def roots(trace: Trace) -> Findings[Root]:
     """Find the ranks that hold the others up, by rank; none where no file says how far ranks came."""
+    if not any(process.reached for process in trace.processes):
+        return Findings.of((), trace.labels)
     held_up: dict[tuple[int, How], list[Operation]] = defaultdict(list)
-    for hang in hangs(trace) if any(each.reached for each in trace.processes) else ():
+    for hang in hangs(trace):
         for rank in hang.operation.missing:
             held_up[rank, "never"].append(hang.operation)
         for rank in hang.waiting if came_out(hang.operation, trace) else ():

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from dlearn.analysis.telling.explanations import overview, problem_sentences, rpc_overview
-from dlearn.analysis.telling.sums import late_text as late_text
+from dlearn.analysis.telling.sums import late_text
 from dlearn.analysis.volume.reconcile import reconcile
 from dlearn.diagnosis.post_mortem import story
 from dlearn.errors import SetupError, TraceError, WrongArguments, optional

@@ -257,14 +257,18 @@ def step_times(trace: Trace) -> RunSteps:
     over = {step.rank: step.rows[-1].work == "optimizer" for step in found if step.rows}
     if not steps:
         steps, over = _of_fsdp(trace)
-    of_fsdp = not found and trace.whole.rows.has(PhaseSpan)
-    _measure_waits(steps if of_fsdp else (), trace)
+    # Of DDP the steps have their waits; spans around messages of other kinds have none.
+    of_fsdp = bool(steps) and not found and trace.whole.rows.has(PhaseSpan)
+    if of_fsdp:
+        _measure_waits(steps, trace)
     for hang in hangs(trace) if steps else ():
         _mark(hang, over, steps)
     ranks = sorted({rank for step in steps for rank in step.cells})
     run = RunSteps(tuple(steps), tuple(ranks), trace.labels, gate_note(trace))
+    if run.note or not of_fsdp:
+        return run
     waited = f"Collectives waited for their last rank: {shares_text(run.wait_shares)}."
-    return run if run.note or not (steps and of_fsdp) else replace(run, note=waited)
+    return replace(run, note=waited)
 
 
 def shares_text(shares: Sequence[float]) -> str:
@@ -278,7 +282,7 @@ def shares_text(shares: Sequence[float]) -> str:
 def _measure_waits(steps: Sequence[RunStep], trace: Trace) -> None:
     """Add how long FSDP2's collectives waited for their last rank, where their ends were seen."""
     calls: dict[int, list[StepCall]] = defaultdict(list)
-    for operation in operations(trace.whole) if steps else ():
+    for operation in operations(trace.whole):
         for end in operation.ends:
             calls[end.rank].append(step_call(operation, end, ENDLESS))
     for of_rank in calls.values():

@@ -171,12 +171,14 @@ class WaitingWorks:
         return undo
 
     def _output_ended(self, tensor: torch.Tensor) -> None:
-        self._ended(self._by_output.get(tensor.untyped_storage().data_ptr()))
+        work = self._by_output.get(tensor.untyped_storage().data_ptr())
+        if work is not None:
+            self._ended(work)
 
-    def _ended(self, work: Work | None, error: str = "") -> None:
+    def _ended(self, work: Work, error: str = "") -> None:
         held = self._forget(id(work))
         if held is not None:
-            peer = held.work._source_rank() if held.any_source and not error else None
+            peer = work._source_rank() if held.any_source and not error else None
             self._emit.end(held.number, by="wait", error=error, peer=peer)
 
     def release(self) -> None:
