@@ -175,8 +175,9 @@ def fewer_colors(picture: str) -> str:
 def one_picture(data: NotebookNode) -> None:
     """A drawing as SVG, and as PNG where SVG is taken out of HTML: as in a notebook that is not trusted."""
     before, drawing, svg = data.get("text/html", "").partition('src="data:image/svg+xml;')
-    if drawing and '<img class="dlearn-drawing"' in before:
-        style, image = before.split("<img ", 1)
+    if drawing and '<img class="dlearn-drawing' in before:
+        style, image = before.removesuffix('<div class="dlearn-cell">').split("<img ", 1)
+        svg = svg.split(">")[0] + ">"  # Without the one for narrow cells: a notebook is to stay small.
         source = f'<source type="image/svg+xml" srcset="data:image/svg+xml;{svg}'
         png = data.pop("image/png").replace("\n", "")
         data["text/html"] = f'{style}<picture>{source}<img {image}src="data:image/png;base64,{png}"></picture>'

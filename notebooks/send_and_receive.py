@@ -55,8 +55,8 @@ explain(run.trace)
 # Rank 0 begins to send 4 bytes. Then both ranks meet in a barrier, so the send has begun. Rank 1 sleeps for 0.3 seconds
 # and then receives. Four bytes would fit into any buffer on the path.
 #
-# **Predict first:** how long does rank 0's `wait` take? In the picture, look at the bar of rank 0's send. The thin part
-# is waiting. How much of the bar is thin?
+# **Predict first:** how long does rank 0's `wait` take? In the picture, look at the bar of rank 0's send. The hatched
+# part is waiting. How much of the bar is hatched?
 
 # %%
 my_wait = lessons.predict("send_and_receive.wait", None, choices=("less than 0.1 s", "about 0.3 s"))

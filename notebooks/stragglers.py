@@ -258,8 +258,8 @@ for log in (run.results["server"] for run in runs.values()):
 # %% [markdown]
 # On this task a stale gradient is nearly as good, and asynchronous training is the fastest. On larger models it often
 # is not, because each update lowers the loss less. Large jobs today are synchronous; they find stragglers and replace
-# them. A trace is enough to find one: which rank is the last to call each collective? In the picture, a thin bar is a
-# rank that waits for the last one, and an arrow marks the last one: mostly rank 2. (After that the call is slow on all
+# them. A trace is enough to find one: which rank is the last to call each collective? In the picture, hatches are
+# a rank's wait for the last one, and an arrow marks the last one: mostly rank 2. (After that the call is slow on all
 # ranks, because rank 2 is stopped for a while after it has computed.) So **add up how late each rank calls**, after the
 # first.
 

@@ -209,8 +209,8 @@ predictions(model, 4, SIZES)
 
 # %% [markdown]
 # Now the four algorithms run in turn, each several times. In the picture, lines are theory, and dots are measured. On
-# the left the lines are flat (latency), on the right they rise (bytes). The lines of ring and tree cross at the white
-# circle. Do the dots lie on their lines?
+# the left the lines are flat (latency), on the right they rise (bytes). The lines of ring and tree cross where the
+# dotted line stands. Do the dots lie on the lines of their colour?
 
 
 # %%

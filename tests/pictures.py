@@ -72,10 +72,10 @@ def recorded_job(name: str, folder: Path) -> Trace:
 
 
 def many_ranks(folder: Path) -> Job:
-    """24 ranks, a large ring, a small one, and a barrier."""
-    job = Job(folder, ranks=24)
+    """30 ranks, more than have lanes; a large ring, a small one, and a barrier."""
+    job = Job(folder, ranks=30)
     for i, op in enumerate(["all_reduce", "all_gather", "barrier"]):
-        late = {rank: (10 * i + rank / 4) * MS for rank in range(24)}
+        late = {rank: (10 * i + rank / 4) * MS for rank in range(30)}
         job.collective(op, size=0 if op == "barrier" else 10 ** (3 * i + 3), start_ns=late, end_ns=(10 * i + 9) * MS)
     return job
 
@@ -130,11 +130,11 @@ def drawings(folder: Path, *, name: str = "") -> dict[str, Axes]:
         "autograd": draw.autograd(graph(folder / "graph", name)),
         "breakdown": draw.breakdown(trace),
         "buckets": draw.buckets(trace),
-        "groups": draw.groups(trace),
+        "groups": draw.groups(grouped(folder / "grouped", name)),
         "memory": draw.memory(memory(folder / "memory", name)),
         "scaling": draw.scaling({size: sends(folder / str(size), 12 * size, name) for size in (1, 8, 32)}),
         "sequence": draw.sequence(trace),
-        "steps": draw.steps(trace),
+        "steps": draw.steps(training(folder / "steps", name, steps=4)),
         "timeline": draw.timeline(trace),
         "topology": draw.topology(wired(folder / "wired", name)),
         "traffic": draw.traffic(trace),
@@ -142,15 +142,17 @@ def drawings(folder: Path, *, name: str = "") -> dict[str, Axes]:
     }
 
 
-def training(folder: Path, name: str = "") -> Trace:
-    """A step of DDP on two ranks, two buckets, rank 1 late; rank 1 has written 200 B more than its messages say."""
+def training(folder: Path, name: str = "", *, steps: int = 1) -> Trace:
+    """Steps of DDP on two ranks, two buckets, rank 1 late; rank 1 has written 200 B more than its messages say."""
     job = ranks(folder, name)
     job.connect()
     for rank in range(2):
         job.counters(rank, 0)
-        job.span(rank, "step 1", end_ns=400 * US)
     ddp_buckets(job)
-    ddp_step(job, late=30)
+    for step in range(steps):
+        for rank in range(2):
+            job.span(rank, f"step {step + 1}", start_ns=400 * step * US, end_ns=400 * (step + 1) * US)
+        ddp_step(job, 400 * step, late=30, backward=step)
     for rank in range(2):
         job.counters(rank, 1252 + 200 * rank)
     return job.load()
@@ -180,6 +182,12 @@ def ddp_step(job: Job, at: int = 0, *, late: int = 0, backward: int = 0) -> None
     for rank in range(2):
         job.stretch(rank, "backward", (at + 110 + late * rank) * US, (at + 300 + late) * US)
         job.stretch(rank, "optimizer", (at + 310 + late) * US, (at + 330 + late) * US)
+
+
+def grouped(folder: Path, name: str = "") -> Trace:
+    job = ranks(folder, name)
+    job.group("alone", [1])
+    return job.load()
 
 
 def wired(folder: Path, name: str = "") -> Trace:

@@ -19,7 +19,7 @@ from pictures import drawings, ring
 from traces import Job
 
 from dlearn import draw, messages, operations
-from dlearn.draw.palette import contrast
+from dlearn.draw.palette import WHOLE, contrast, look
 from dlearn.live.paused_page import PausedPage
 from dlearn.play import Player, player, strip
 
@@ -189,14 +189,15 @@ def test_control_messages_can_be_hidden(browser, tmp_path):
     """
     second = "rank 0 sends rank 1 8 B: uint8[8] (observed)."
     assert after(browser, player(job.load()).to_html(), tmp_path, script) == [
-        ["step 4 of 6", second],
-        ["step 2 of 4", second, "in all216 B", " Hide control messages: 4 of 6 carry data"],
+        ["message 4 of 6", second],
+        ["message 2 of 4", second, "in all216 B", " Hide control messages: 4 of 6 carry data"],
     ]
 
 
 CELLS_SHOWN = """root => [...root.querySelectorAll('.machine')].map(
     machine => [...machine.querySelectorAll('.cell title')].map(title => title.textContent).map(
         text => text === "nothing" ? "" : text))"""
+PARTS, FILLS = ".cell rect:not(.slot)", "each => each.map(rect => rect.getAttribute('fill'))"
 GO = "(root, step) => root.dlearnPlayer.go(step)"
 
 
@@ -204,7 +205,8 @@ GO = "(root, step) => root.dlearnPlayer.go(step)"
 def reduced(tmp_path) -> Player:
     """An all-reduce of four ranks, whose parts travel round the ring."""
     job = Job(tmp_path, ranks=4)
-    job.collective("all_reduce", size=4096, start_ns={rank: 10_000 + rank for rank in range(4)}, end_ns=900_000)
+    facts = {"start_ns": {rank: 10_000 + rank for rank in range(4)}, "site": "train.py:12"}
+    job.collective("all_reduce", size=4096, end_ns=900_000, **facts)
     shown = player(job.load())
     shown.to_html(tmp_path / "stage.html")
     return shown
@@ -223,9 +225,15 @@ def test_the_stage_shows_what_the_board_says_at_every_step(browser, reduced, tmp
         root = page.locator(".dlearn-player")
         assert root.locator(".machine").count() == 4, "the first frame is not empty"
         assert root.locator(".stage .wire").count() == 4, "the ring: from each rank to one other"
+        root.evaluate(GO, 0)
+        assert {*root.locator(PARTS).evaluate_all(FILLS)} == {look("all_reduce").color}
         for step in range(len(reduced.sentences) + 1):
             root.evaluate(GO, step)
             assert root.evaluate(CELLS_SHOWN) == board_texts(reduced, step)
+        assert {*root.locator(PARTS).evaluate_all(FILLS)} == {WHOLE}
+        expect(root.locator(".lit")).to_have_text("train.py:12")
+        root.locator("[data-view=sequence]").click()
+        expect(root.locator(".round, .mark")).to_have_count(10)  # A row is a round: two lines of 20.
 
 
 def test_a_packet_moves_from_sender_to_receiver_and_only_then_is_its_part_there(browser, reduced, tmp_path):
@@ -256,6 +264,43 @@ def test_a_player_that_was_hidden_is_as_large_as_before(browser, reduced, tmp_pa
         root.evaluate(GO, 2)
         root.evaluate("root => { root.style.display = ''; }")
         page.wait_for_function(f"({scaled})(document.querySelector('.dlearn-player')) === 0")
+
+
+GAPS = """root => {
+    const rects = (selector) => [...root.querySelectorAll(selector)].map(each => each.getBoundingClientRect());
+    const met = rects(".box").filter((one, i, all) => all.some((other, k) => k < i && one.left < other.right
+        && other.left < one.right && one.top < other.bottom && other.top < one.bottom));
+    const wires = rects(".stage .wire").map(({width, height}) => Math.hypot(width, height));
+    return [met.length, root.scrollWidth - root.clientWidth, Math.min(...wires) > 12];
+}"""
+
+
+@pytest.mark.parametrize("width", [350, 500])
+def test_on_a_narrow_page_no_rank_stands_on_another_and_each_wire_is_seen(browser, tmp_path, width):
+    for ranks in (3, 4, 8):
+        job = Job(tmp_path / str(ranks), ranks=ranks)
+        job.collective("all_reduce", size=8192, start_ns=0, end_ns=900_000)
+        player(job.load()).to_html(tmp_path / "narrow.html")
+        with opened(browser, (tmp_path / "narrow.html").as_uri()) as page:
+            page.set_viewport_size({"width": width, "height": 900})
+            page.wait_for_function("() => document.querySelector('.stage')?.viewBox.baseVal.width < 500")
+            assert page.locator(".dlearn-player").evaluate(GAPS) == [0, 0, True]
+
+
+def test_the_first_collective_plays_once_seen_until_a_click_or_python_ends_it(browser, reduced, tmp_path):
+    with opened(browser, (tmp_path / "stage.html").as_uri()) as page:
+        root, play = page.locator(".dlearn-player"), page.locator("[data-go=play]")
+        for end in (lambda: root.locator(".picture").click(), lambda: root.evaluate(GO, 7)):
+            expect(root.locator(".position")).to_have_text("all_reduce #1: round 1 of 12")
+            expect(play).to_have_text("Pause")
+            end()
+            expect(play).to_have_text("Play")
+            page.reload()
+        page.emulate_media(reduced_motion="reduce")
+        page.reload()
+        expect(root.locator(".position")).to_have_text("message 0 of 48")
+        page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        assert (play.inner_text(), root.locator(".machine.at").count()) == ("Play", 0)
 
 
 def test_who_never_came_is_an_empty_place_with_red_wires_and_what_is_derived_moves_along_dashes(browser, tmp_path):
@@ -388,12 +433,16 @@ def test_a_drawing_takes_theme_and_width_of_its_cell_and_shares_no_id(browser, t
     with opened(browser, (tmp_path / "page.html").as_uri()) as page:
         page.emulate_media(color_scheme="dark" if light else "light")
         page.set_viewport_size({"width": 800, "height": 900})
-        image = page.locator("img")
+        image, narrow = page.locator(".dlearn-wide"), page.locator(".dlearn-narrow")
         assert page.locator("[id]").count() == 0
         assert 770 <= image.bounding_box()["width"] <= 800
+        assert not narrow.is_visible()
         image.screenshot(path=tmp_path / "seen.png")
         corner = imread(tmp_path / "seen.png")[2, 2, :3]
         assert tuple(corner) == pytest.approx((1, 1, 1) if light else (17 / 255,) * 3, abs=0.01)
+        page.set_viewport_size({"width": 420, "height": 900})
+        expect(image).to_be_hidden()
+        assert narrow.is_visible(), "laid out for the cell, and not scaled"
 
 
 SCRIPT = "</script><script>window.ran=1</script>"

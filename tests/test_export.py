@@ -182,7 +182,7 @@ def test_mermaid_solid_dashed_and_crossed(tmp_path):
         "sequenceDiagram\n"
         "    participant r0 as rank 0\n"
         "    participant r1 as rank 1\n"
-        "    Note over r0,r1: Rank 1 waits for rank 0 in send #35;2#59; rank 0 never received it\n"
+        "    Note over r0,r1: Rank 1 waits for rank 0 in send #35;2\n"
         "    r0->>r1: 1,000 B, uint8[1000]\n"
         "    Note over r0,r1: all_reduce 8 B: uint8[8] (derived)\n"
         "    loop 4 times\n"

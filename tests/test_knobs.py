@@ -29,7 +29,7 @@ def test_a_turned_slider_runs_the_job_and_changes_the_picture_and_the_ranks_end_
     assert 0 <= made.answer.ddp[1] - made.answer.ddp[0] < 1_500
     assert 0 <= made.answer.rpc[1] - made.answer.rpc[0] - 8 * size.B < 3_500
     # A notebook without a kernel keeps the picture.
-    assert {"image/png", "application/vnd.jupyter.widget-view+json"} <= set(made._repr_mimebundle_())
+    assert {"text/html", "application/vnd.jupyter.widget-view+json"} <= set(made._repr_mimebundle_())
     made.close()
     made.turn()
     assert "their ranks have ended" in made.said.value

@@ -10,7 +10,7 @@ import pytest
 from matplotlib.colors import to_hex, to_rgb
 
 from dlearn.draw import palette
-from dlearn.draw.palette import FAINT, INK, LANE, MISSING, NIGHT, SERIES, STRIP, at_night, contrast, ink_on
+from dlearn.draw.palette import FAINT, GROUNDS, INK, LANE, MISSING, NIGHT, SERIES, at_night, contrast, ink_on
 
 OPS = ["all_reduce", "broadcast", "reduce", "all_gather", "gather", "scatter", "reduce_scatter", "all_to_all"]
 LOOKS = [palette.look(op) for op in [*OPS, "barrier", "send", "rpc_sync", "BACKWARD_AUTOGRAD_REQ", "unheard_of"]]
@@ -47,15 +47,13 @@ def closest(colors):
 
 
 def test_looks_are_told_apart_with_any_colour_vision_and_in_grey():
-    hatches = {look.hatch for look in LOOKS}
     assert len({look.family for look in LOOKS}) == len(LOOKS)
     assert palette.look("all_gather") == palette.look("all_gather_single_coalesced")
-    together = [[look.color for look in LOOKS if look.hatch == hatch] for hatch in hatches]
-    assert min(closest(colors) for colors in together if len(colors) > 1) >= 15
-    assert closest([look.color for look in LOOKS]) >= 5, "even without their hatch"
+    assert closest([*(look.color for look in LOOKS), MISSING]) >= 11
+    assert min(closest([palette.WHOLE, part]) for part in (*(look.color for look in LOOKS), *SERIES)) >= 15
     for one, other in combinations(LOOKS, 2):
         lightness = seen(one.color, "normal")[0] - seen(other.color, "normal")[0]
-        assert abs(lightness) > 2 or one.hatch != other.hatch, (one.family, other.family)
+        assert abs(lightness) > 2, (one.family, other.family)
     assert closest(SERIES) >= 15
     assert min(contrast(color, "white") for color in SERIES) >= 3
 
@@ -66,7 +64,7 @@ def night_of(fill):
 
 @pytest.mark.parametrize("is_night", [False, True])
 def test_ink_can_be_read_and_lines_be_seen_on_every_fill(is_night):
-    papers = [LANE, STRIP, *(look.color for look in LOOKS), *(to_hex(look.pale) for look in LOOKS)]
+    papers = [LANE, *GROUNDS.values(), *(look.color for look in LOOKS), *(to_hex(look.pale) for look in LOOKS)]
     for paper in papers:
         ink = ink_on(paper)
         if is_night and ink not in palette.ON_COLOR:

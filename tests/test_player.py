@@ -112,6 +112,14 @@ def test_a_rank_that_all_others_talk_to_stands_in_the_middle_under_its_own_numbe
     assert min(top for _, top in others) < y < max(top for _, top in others)
 
 
+def test_a_tree_has_a_row_for_each_round(tmp_path):
+    """Of 8 ranks 1, then 2 and 3, then 4 to 7 get what rank 0 has."""
+    job = Job(tmp_path, ranks=8)
+    job.collective("broadcast", size=800, root=0)
+    heights = [y for _, y in unpacked(player(job.load()).to_html())[0]["stage"]["spots"]]
+    assert [sorted({*heights}).index(y) for y in heights] == [0, 1, 2, 2, 3, 3, 3, 3]
+
+
 @pytest.mark.parametrize("ranks", [2, 3, 5, 12, 64])
 def test_no_rank_stands_on_another_on_the_stage(tmp_path, ranks):
     job = Job(tmp_path, ranks=ranks)

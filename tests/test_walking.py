@@ -94,6 +94,15 @@ def test_the_pieces_of_every_glass_box_collective_move_and_sum(recorded):
         assert all(" Then rank " in step.sentence for step in walk.steps)
 
 
+def test_an_all_to_all_fills_a_matrix_of_who_has_what_from_whom(tmp_path):
+    job = Job(tmp_path, ranks=4)
+    job.collective("all_to_all_single", size=400)
+    walk = walk_of(job.load())
+    for count in (0, 5, 12):  # At first each has what it keeps.
+        came = {(step.message.dst, step.message.src) for step in walk.steps[:count]}
+        assert {*walk.held(walk.panels[0], count)} == came | {(rank, rank) for rank in range(4)}
+
+
 def test_what_ranks_hold_is_not_shown_without_the_messages_before(tmp_path):
     """Of 24 messages of a ring in 8 steps: from the first on, from the middle on, and those of one rank only."""
     job = Job(tmp_path, ranks=3)

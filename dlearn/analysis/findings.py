@@ -16,13 +16,11 @@ from dlearn.trace import Trace
 _PAIRS_SHOWN = 30
 _RANKS_NAMED, _LONGEST_FINDING = 4, 70
 """Of so many ranks each is named with what it sends, in so many characters."""
-_MOST_PARTS = 64
-"""A fraction with a larger denominator says less than the two numbers."""
 
 
 def sequence_finding(trace: Trace) -> str:
     """Describe a hang, else which rank sends how much in how many messages."""
-    stuck = hang_finding(trace)
+    stuck = hang_title(trace)
     if stuck:
         return stuck
     sent = traffic(trace)
@@ -36,6 +34,13 @@ def sequence_finding(trace: Trace) -> str:
     # The bytes are a rank's or a pair's; a number of all messages must not look as if it were, too.
     finding = traffic_finding(sent)
     return f"{finding}; {total} in all" if counts else finding
+
+
+def hang_title(trace: Trace) -> str:
+    """Say in a line who waits for whom; `hang_finding` has the whole sentence."""
+    first = [] if roots(trace) else report(hangs(trace), trace)[:1]
+    brief = "".join(capital(each.brief, each.speaker, trace.labels) for each in first if each.brief)
+    return brief or hang_finding(trace)
 
 
 def hang_finding(trace: Trace) -> str:
@@ -96,7 +101,7 @@ def _pattern(sent: Traffic) -> str:
     around = {"before": (*ranks[-1:], *ranks[:-1]), "after": (*ranks[1:], *ranks[:1])}
     for neighbour, neighbours in around.items():
         if set(pairs) == set(zip(ranks, neighbours, strict=True)):
-            times = _times(set(pairs.values()), sent.reduced_bytes)
+            times = _times(set(pairs.values()), sent.reduced_bytes, len(ranks))
             return f"Each rank sends {size}{times} to the rank {neighbour} it"
     if len(senders) == 1:
         others = "every other rank" if len(pairs) == len(ranks) - 1 else f"{len(pairs)} ranks"
@@ -194,10 +199,10 @@ def _common_size(sizes: Sequence[int]) -> str:
     return size_text(most) if least == most else f"about {size_text(round(sum(sizes) / len(sizes)))}"
 
 
-def _times(sizes: set[int], whole: int) -> str:
-    """Return " = 1.5 × 1.00 MB", where that is exact; else nothing."""
+def _times(sizes: set[int], whole: int, ranks: int) -> str:
+    """Return " = 1.5 × 1.00 MB" where all are exactly what a ring sends: once or twice (n-1)/n."""
     ratio = Fraction(min(sizes), whole) if len(sizes) == 1 and whole else Fraction(1)
-    if ratio == 1 or ratio.denominator > _MOST_PARTS:
+    if ratio == 1 or ratio * ranks / (ranks - 1) not in (1, 2):
         return ""
     exact = f"{float(ratio):g}" if 1000 % ratio.denominator == 0 else str(ratio)
     return f" = {exact} × {size_text(whole)}"

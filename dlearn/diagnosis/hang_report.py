@@ -26,11 +26,15 @@ Notes = Mapping[int, str] | None
 
 
 class HangReport(NamedTuple):
-    """A sentence about a cause, the rank that reports it (of an RPC the caller), and its first hang."""
+    """A sentence about a cause, the rank that reports it (of an RPC the caller), and its first hang.
+
+    `brief` is who waits for whom, for the title of a picture; "" where only the sentence says it.
+    """
 
     speaker: int | None
     sentence: str
     hang: Hang
+    brief: str = ""
 
 
 def report(found: Sequence[Hang], trace: Trace, notes: Notes = None) -> list[HangReport]:
@@ -44,8 +48,9 @@ def report(found: Sequence[Hang], trace: Trace, notes: Notes = None) -> list[Han
         circle = _circle(hang, rest)
         if circle:  # It is sorted: the first waits on the lowest rank.
             rest = [later for later in rest if later not in circle]
-            sentence = _circle_sentence(circle, trace) + tags_text(circle[0].operation, trace)
-            reports.append(HangReport(circle[0].waiting[0], sentence, circle[0]))
+            brief, where = _circle_texts(circle, trace)
+            sentence = f"{brief}: {where}{tags_text(circle[0].operation, trace)}"
+            reports.append(HangReport(circle[0].waiting[0], sentence, circle[0], brief))
             continue
         sentence, exchange = hang_sentence(hang, trace, notes), hang.operation.exchange
         if behind:
@@ -53,8 +58,22 @@ def report(found: Sequence[Hang], trace: Trace, notes: Notes = None) -> list[Han
             sentence += f"; behind it {waits(len(calls))} {listed(calls)}"
         sentence += parting_text(hang.operation, trace)
         speaker = exchange.src if exchange is not None else min(hang.waiting, default=None)
-        reports.append(HangReport(speaker, sentence, hang))
+        reports.append(HangReport(speaker, sentence, hang, _brief(hang, trace)))
     return reports
+
+
+def _brief(hang: Hang, trace: Trace) -> str:
+    operation, labels, exchange = hang.operation, trace.labels, hang.operation.exchange
+    if exchange is not None and exchange.call is not None:
+        return f"{labels[exchange.src]} waits for {labels[exchange.dst]} in {exchange.call.function}()"
+    if exchange is not None or operation.missing in ((), hang.waiting):
+        return ""
+    end = next(end for end in operation.ends if end.rank in hang.waiting)
+    call = f"{end.op} #{operation.seq}"
+    whom, count = labels.together(operation.missing), len(hang.waiting)
+    who = f"{count} ranks" if count > NAMES_LISTED else labels.together(hang.waiting, NAMES_LISTED)
+    where = call if operation.bucket is None else f"bucket {operation.bucket.index} ({call})"
+    return f"{who} {waits(count)} for {whom} in {where}"
 
 
 # What hangs because of something else -------------------------------------------------------------
@@ -97,14 +116,15 @@ def _circle(first: Hang, rest: Sequence[Hang]) -> list[Hang]:
     return sorted(circle, key=lambda hang: hang.waiting) if is_circle else []
 
 
-def _circle_sentence(circle: Sequence[Hang], trace: Trace) -> str:
+def _circle_texts(circle: Sequence[Hang], trace: Trace) -> tuple[str, str]:
+    """Return "rank 0 and rank 1 wait for each other", and in which calls."""
     labels, calls = trace.labels, []
     for hang in circle[:NAMES_LISTED]:
         whom = f" for {labels[hang.operation.missing[0]]}" if len(circle) > 2 else ""
         calls.append(f"{labels[hang.waiting[0]]}{whom} in {_stuck_text(hang, trace)}")
     how = "for each other" if len(circle) == 2 else "in a circle"
     who = labels.listed(hang.waiting[0] for hang in circle)
-    return f"{who} wait {how}: {', '.join(calls)}"
+    return f"{who} wait {how}", ", ".join(calls)
 
 
 def _stuck_text(hang: Hang, trace: Trace) -> str:

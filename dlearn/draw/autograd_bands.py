@@ -20,7 +20,7 @@ from matplotlib.patches import Patch, Rectangle
 
 from dlearn.draw import canvas
 from dlearn.draw.canvas import draw_arrow, points
-from dlearn.draw.palette import FAINT, INK, MISSING, STRIP, TEXT_PT, Color, cut, look, plain, text_width
+from dlearn.draw.palette import FAINT, INK, LANE, MISSING, TEXT_PT, Color, cut, look, plain, text_width
 from dlearn.draw.traffic_graph import Spot, curve, meets
 from dlearn.join.autograd_graph import AutogradGraph, Edge, Key, Node, contexts_with_graph, join_graph
 from dlearn.shown import first_few, size_text
@@ -36,6 +36,7 @@ _CROSSING_IN, _MOST_CROSSINGS = 0.36, 40
 Cell = tuple[int, int, int]  # Band, column, row.
 
 
+@canvas.for_cells
 def autograd(trace: Trace, *, context: int | None = None, ax: Axes | None = None) -> Axes:
     """Draw the graph that the backward pass went through in a context, by default the last: to the right is later.
 
@@ -188,7 +189,7 @@ def draw_node(ax: Axes, node: Node, box: Spot, graph: AutogradGraph) -> None:
     joined = {key for wire in graph.wires for key in (wire.src, wire.dst)}
     crosses = node.short in ("send", "recv")
     alone = crosses and node.key not in joined
-    face = look("send").pale if crosses else STRIP if node.short == "AccumulateGrad" else "white"
+    face = look("send").pale if crosses else LANE if node.short == "AccumulateGrad" else "white"
     style: dict[str, Any] = {"edgecolor": MISSING, "linewidth": 1.4} if alone else {"edgecolor": INK, "linewidth": 0.7}
     style["linestyle"] = "solid" if node.timed_by or alone else "dotted"
     style |= {"facecolor": face, "zorder": 3, "gid": "node"}
@@ -201,7 +202,7 @@ def legend(graph: AutogradGraph) -> list[Artist]:
     unseen = any(not node.timed_by for node in graph.nodes)
     kinds: list[tuple[object, Color, str, str]] = [
         (names & {"send", "recv"}, look("send").pale, "solid", "end of a message of the forward pass"),
-        ("AccumulateGrad" in names, STRIP, "solid", "gradient collected"),
+        ("AccumulateGrad" in names, LANE, "solid", "gradient collected"),
         (unseen, "white", "dotted", "not seen to run"),
     ]
     return [Patch(facecolor=face, edgecolor=INK, ls=line, label=label) for there, face, line, label in kinds if there]

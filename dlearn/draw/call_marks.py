@@ -3,13 +3,11 @@
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from functools import cached_property
-from itertools import groupby, product
+from itertools import groupby
 from typing import Any, NamedTuple
 
-import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.colors import to_hex
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
@@ -17,12 +15,11 @@ from dlearn.analysis.ddp.overlap import Leg, critical_path
 from dlearn.analysis.ddp.step_clock import on_device
 from dlearn.analysis.ddp.training_steps import COMPUTED, training_steps
 from dlearn.draw.canvas import Box, draw_boxes, draw_lines, points, points_per_ms, write
-from dlearn.draw.palette import FAINT, GRID, INK, LANE, MISSING, TEXT_PT, WAITING_HATCH, Color, Look, look, text_width
+from dlearn.draw.palette import FAINT, INK, LANE, MISSING, TEXT_PT, WAITING_HATCH, Color, Look, ink_on, look, text_width
 from dlearn.draw.timeline_layout import TOLERANCE
-from dlearn.draw.timeline_model import BINS, THIN, Bar, TimelineModel, is_collective
-from dlearn.join.columns import disjoint, spread
+from dlearn.draw.timeline_model import Bar, TimelineModel, is_collective
 from dlearn.join.tables.operation_table import Operation
-from dlearn.shown import count_text, time_text
+from dlearn.shown import count_text, first_few, time_text
 
 ENDS_RED = {"stuck": "stuck: no end was seen", "failed": "failed: an error ended it"}
 """The red end of a bar, as the legend has it."""
@@ -80,85 +77,30 @@ class CallBars(TimelineMark):
             middle = min(max(model.ms(bar.last_arrival_ns), left), right)
             placed.append(PlacedBar(bar, left, middle, right, *model.ends(bar)))
         _draw_bars(ax, placed)
-        _label_bars(ax, placed)
         # How long the wait lasts that the title names, if there is room.
         longest = next((each for each in placed if each.bar is model.longest_wait), None)
         if longest is not None:
             bar, left, until, _, top, bottom = longest
             time, at = time_text(bar.waited_ns), ((left + until) / 2, (top + bottom) / 2)
-            if text_width(time) + 12 < (until - left) * points_per_ms(ax):
-                write(ax, *at, time, on=LANE, ha="center", zorder=6, gid="longest wait")
+            if text_width(time, bold=True) + 12 < (until - left) * points_per_ms(ax):
+                style: dict[str, Any] = {"ha": "center", "zorder": 6, "fontweight": "bold"}
+                write(ax, *at, time, on=LANE, gid="longest wait", **style)
+            else:
+                longest = None
+        _label_bars(ax, placed, without=longest)
 
     def legend(self) -> list[Artist]:
         looks = [bar.look for bar in self.model.bars]
-        families = {each.family: each for each in reversed(looks)}
-        more = ", a colour for each" * (len({each.color for each in looks}) > len(families))
-        return [legend_key(each.family + more, each.color, each.ink, each.hatch) for each in families.values()]
+        families: dict[str, dict[str, None]] = defaultdict(dict)
+        for each in looks:
+            families[each.color][each.family] = None
+        return [legend_key(first_few([*names], 3), color, ink_on(color)) for color, names in families.items()]
 
     def notes(self, ax: Axes) -> list[str]:
         if not any(ranks[1:] for ranks in self.model.groups.values()):
             return []
         within = f"each call within {TOLERANCE:.0%} of the picture's width of their median"
         return [f"Alike: ranks that call the same, {within}; the nearest to it is drawn."]
-
-
-class Utilization(TimelineMark):
-    """The share of time that a rank is inside of calls, where these are too many for bars; paler while all wait."""
-
-    @cached_property
-    def shares(self) -> dict[tuple[int, Look], tuple[np.ndarray, np.ndarray]]:
-        """Return, of each rank and look, the share of each bin in which calls transfer, and in which all of them wait.
-
-        Only calls whose end was observed count; calls at the same time count once.
-        """
-        calls, model = self.model.calls, self.model
-        if not model.crowded:
-            return {}
-        width_ns = (model.end_ns - model.start_ns) / BINS
-        times_ns = calls.start_ns, calls.last_arrival_ns, np.where(calls.ended, calls.end_ns, calls.start_ns)
-        start, middle, end = ((at_ns - model.start_ns) / width_ns for at_ns in times_ns)
-        # A call that was done before the last rank came has not waited.
-        middle = np.where(end <= middle, start, middle)
-        looks = list(map(look, calls.ops))
-        found = {}
-        for rank, kind in product(model.groups, dict.fromkeys(looks)):
-            ops = [op for op, each in enumerate(looks) if each == kind]
-            mine = calls.ended & (calls.rank == rank) & np.isin(calls.op, ops)
-            if mine.any():
-                inside, transfer = (_covered(since[mine], end[mine]) for since in (start, middle))
-                found[rank, kind] = transfer, np.maximum(inside - transfer, 0)
-        return found
-
-    def draw(self, ax: Axes) -> None:
-        at = np.linspace(0, self.model.ms(self.model.end_ns), BINS + 1)
-        for rank, lane in self.model.lanes.items():
-            mine = {kind: shares for (owner, kind), shares in self.shares.items() if owner == rank}
-            layers = [(kind.color, transfer, f"time in {kind.family}") for kind, (transfer, _) in mine.items()]
-            for kind, (_, waits) in mine.items():
-                layers.append((to_hex(kind.pale), waits, f"time waiting in {kind.family}"))
-            # Calls of several kinds at the same time share the strip.
-            whole = np.maximum(1, sum(share for _, share, _ in layers))
-            (top, bottom), lower = lane.bar(0), np.zeros(BINS)
-            for color, share, gid in layers:
-                upper = lower + share / whole
-                below, above = (bottom - np.append(edge, edge[-1]) * (bottom - top) for edge in (lower, upper))
-                ax.fill_between(at, below, above, step="post", facecolor=color, linewidth=0, zorder=2, gid=gid)
-                lower = upper
-
-    def legend(self) -> list[Artist]:
-        shown = {bar.look.family for bar in self.model.bars}
-        looks = {kind.family: kind for _, kind in self.shares if kind.family not in shown}
-        return [legend_key(each.family, each.color, each.ink, each.hatch) for each in looks.values()]
-
-    def notes(self, ax: Axes) -> list[str]:
-        share = "the height of a strip is the share of the time that the rank is inside of calls"
-        many = f"{len(self.model.calls):,} calls are too many for bars: {share}, fainter while all of them wait"
-        return [f"{many} for the last rank."] if self.model.crowded else []
-
-
-def _covered(start: np.ndarray, end: np.ndarray) -> np.ndarray:
-    begun, over = disjoint(start, end)
-    return spread(begun, over, over - begun, bins=BINS)
 
 
 class Waits(TimelineMark):
@@ -186,13 +128,12 @@ class Waits(TimelineMark):
     def legend(self) -> list[Artist]:
         handles: list[Artist] = []
         waits = " or ".join(dict.fromkeys(_awaited(bar) for bar in self.model.bars if bar.waited_ns > 0))
-        if waits:
-            handles.append(Line2D([], [], color=FAINT, linewidth=3, label=f"thin: waits for {waits}"))
+        if waits or any(bar.last_arrival_ns > bar.start_ns for bar in self.model.bars):
+            label = f"waits for {waits}" if waits else "waits"
+            handles.append(legend_key(label, "white", FAINT, WAITING_HATCH))
         if 0 < len(self.awaited) <= _MOST_LINES:
             label = "the last rank has come"
             handles.append(Line2D([], [], color=FAINT, marker=">", markersize=6, label=label, **_LAST_RANK))
-        if any(bar.last_arrival_ns > bar.start_ns and bar.state in ENDS_RED for bar in self.model.bars):
-            handles.append(legend_key("hatched: waits", GRID, FAINT, WAITING_HATCH))
         return handles
 
     def notes(self, ax: Axes) -> list[str]:
@@ -268,7 +209,7 @@ def _awaited(bar: Bar) -> str:
 
 
 def _draw_bars(ax: Axes, placed: Sequence[PlacedBar]) -> None:
-    """Draw waiting thin and pale, transfer thick; red ends of calls that are stuck or failed; dashed, absent calls."""
+    """Draw waiting hatched, then transfer; in red ends of calls that hang or failed, absent calls."""
     parts: dict[tuple[str, Look], list[Box]] = defaultdict(list)
     stuck: list[list[tuple[float, float]]] = []
     absent: list[Box] = []
@@ -278,11 +219,8 @@ def _draw_bars(ax: Axes, placed: Sequence[PlacedBar]) -> None:
             continue
         if bar.state in ENDS_RED:
             stuck.append([(right, top), (right, bottom)])
-        if middle > left and bar.state in ENDS_RED:
-            parts["stuck", bar.look].append((left, middle, top, bottom))
-        elif middle > left:
-            thinner = THIN * (bottom - top)
-            parts["waiting", bar.look].append((left, middle, top + thinner, bottom - thinner))
+        if middle > left:
+            parts["waiting", bar.look].append((left, middle, top, bottom))
         if middle < right:
             parts["transfer", bar.look].append((middle, right, top, bottom))
     for (part, style), boxes in parts.items():
@@ -296,12 +234,10 @@ def _draw_bars(ax: Axes, placed: Sequence[PlacedBar]) -> None:
 
 def _draw_part(ax: Axes, part: str, style: Look, boxes: Sequence[Box]) -> None:
     """Draw this part of bars, with edges and hatches where a box is wide enough for them."""
-    transfer, gid = part == "transfer", f"{part} {style.family}".replace("stuck", "waiting")
+    transfer, gid = part == "transfer", f"{part} {style.family}"
     face: Color = style.color if transfer else style.pale
-    edge: Color = style.line
-    hatch = WAITING_HATCH if part == "stuck" else ""
-    if transfer:
-        edge, hatch = style.ink if style.hatch else "white", style.hatch
+    edge: Color = "white" if transfer else style.line
+    hatch = "" if transfer else WAITING_HATCH
     least = (_HATCHED_FROM_PT if hatch else _EDGED_FROM_PT) / points_per_ms(ax)
     wide = [box for box in boxes if box[1] - box[0] >= least]
     narrow = [box for box in boxes if box[1] - box[0] < least]
@@ -309,11 +245,11 @@ def _draw_part(ax: Axes, part: str, style: Look, boxes: Sequence[Box]) -> None:
     if wide:
         draw_boxes(ax, wide, facecolor=face, edgecolor=edge, hatch=hatch, linewidth=0.4, zorder=zorder, gid=gid)
     if narrow:
-        face = style.line if part == "waiting" else face
+        face = face if transfer else style.line
         draw_boxes(ax, narrow, facecolor=face, edgecolor="none", zorder=zorder, gid=f"{gid}, narrow")
 
 
-def _label_bars(ax: Axes, placed: Sequence[PlacedBar]) -> None:
+def _label_bars(ax: Axes, placed: Sequence[PlacedBar], *, without: PlacedBar | None) -> None:
     """Write on a bar what fits: inside of it, else to the right where nothing follows, else nothing."""
     scale = points_per_ms(ax)
     row_pt = points(ax, 1.0, along="y") / max(1e-9, abs(ax.get_ylim()[1] - ax.get_ylim()[0]))
@@ -321,13 +257,13 @@ def _label_bars(ax: Axes, placed: Sequence[PlacedBar]) -> None:
     absent = {id(each.bar.operation) for each in placed if each.bar.state == "absent"}
     follows = _next_in_row(placed, ax.get_xlim()[1])
     for each, following in sorted(zip(placed, follows, strict=True), key=lambda pair: pair[0].top):
-        bar, left, middle, right, top, bottom = each
+        bar, _, _, right, top, bottom = each
         if (bottom - top) * row_pt < TEXT_PT * 1.1 or len(ax.texts) >= _MOST_BARS:
             continue
         # What all ranks do in an operation is said once, and who never came to it where it is missing.
         ended = bar.state == "ended"
         once = ended and is_collective(bar.operation)
-        if (once and id(bar.operation) in said) or (ended and middle >= right > left):
+        if (once and id(bar.operation) in said) or each is without:
             continue
         labels = bar.labels[-1:] if bar.state == "stuck" and id(bar.operation) in absent else bar.labels
         start, end, face, ink = _wider_part(each)
@@ -352,7 +288,7 @@ def _wider_part(each: PlacedBar) -> tuple[float, float, Color, str]:
     bar, left, middle, right, _, _ = each
     if bar.state == "absent":
         return left, right, "white", MISSING
-    if middle - left > right - middle and bar.state in ENDS_RED:
+    if middle - left > right - middle:
         return left, middle, bar.look.pale, INK
     return middle, right, bar.look.color, bar.look.ink
 

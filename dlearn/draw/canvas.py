@@ -1,9 +1,10 @@
 """What all pictures share: new axes, text that no name can break, and the frame of title, legend and notes."""
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Literal, NamedTuple
+from functools import partial, wraps
+from typing import Any, Literal, NamedTuple, ParamSpec
 
 import matplotlib.pyplot as plt
 from matplotlib.artist import Artist
@@ -17,12 +18,13 @@ from dlearn.diagnosis.hang_detection import hangs
 from dlearn.diagnosis.roots import roots
 from dlearn.draw import palette
 from dlearn.draw.palette import FAINT, INK, TEXT_PT, TITLE_PT, Color, cut_names, plain, text_width, wrap
-from dlearn.draw.save import Drawing, figure_of
+from dlearn.draw.save import Drawing, figure_of, finding_of
 from dlearn.trace import Trace
 
 WIDTH_IN = 9.0
 _SMALL_IN = 400 / 96
 Box = tuple[float, float, float, float]  # Left, right, top, bottom.
+_Given = ParamSpec("_Given")
 _width_in = ContextVar("inches that a new figure is wide", default=WIDTH_IN)
 MOST_PROBLEMS = 2  # Problems in the notes below a picture; the others are counted.
 _POINTS = 72
@@ -43,6 +45,26 @@ def small() -> Iterator[None]:
         yield
     finally:
         _width_in.reset(before)
+
+
+def for_cells(picture: Callable[_Given, Axes]) -> Callable[_Given, Axes]:
+    """Let a notebook show a new drawing of this function for a column, too, where its cell is narrow."""
+
+    @wraps(picture)
+    def drawn(*given: _Given.args, **options: _Given.kwargs) -> Axes:
+        ax = picture(*given, **options)
+        figure = figure_of(ax)
+        if isinstance(figure, Drawing) and options.get("ax") is None and width_in() == WIDTH_IN:
+            figure.narrow = partial(_for_a_column, picture, *given, **options)
+            figure.titled = finding_of(figure)
+        return ax
+
+    return drawn
+
+
+def _for_a_column(picture: Callable[..., Axes], *given: Any, **options: Any) -> Axes:
+    with small():
+        return picture(*given, **options)
 
 
 class _Axes(Axes):
@@ -115,12 +137,12 @@ def in_red(trace: Trace) -> dict[str, Color]:
 
 
 def draw_message_instead(ax: Axes, sentence: str) -> Axes:
-    """Write a sentence instead of a picture that would be empty."""
+    """Write a sentence instead of a picture that would be empty; a figure of its own is as low."""
     ax.set_axis_off()
-    center: dict[str, Any] = {"ha": "center", "va": "center", "transform": ax.transAxes}
-    write(ax, 0.5, 0.5, plain(sentence, most=200), fontsize=TITLE_PT, **center)
+    if isinstance(figure := figure_of(ax), Drawing):
+        figure.set_figheight(0.1)
     describe(ax, sentence)
-    return frame(ax, title="Nothing to draw")
+    return frame(ax, title=sentence, below_in=0)
 
 
 def describe(ax: Axes, *sentences: str) -> None:

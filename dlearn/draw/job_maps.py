@@ -33,6 +33,7 @@ _APART_PT, _HIGHEST_PT = 46.0, 300.0
 GroupRow = Sequence[Group]  # Of a kind, and share no rank: equal in size and in steps.
 
 
+@canvas.for_cells
 def groups(trace: Trace, *, ax: Axes | None = None) -> Axes:
     """Draw ranks from left to right, and a row for each kind of process group.
 
@@ -50,6 +51,9 @@ def groups(trace: Trace, *, ax: Axes | None = None) -> Axes:
     ax = ax or canvas.new_axes(height_in=height_in, left_in=left_in if lines[1:] else 0.2)
     if not rows:
         return canvas.draw_message_instead(ax, "No process group was recorded.")
+    if all(group.default for row in rows for group in row):
+        one = f"All {count_text(len(ranks), 'rank')} are in one group, the default group."
+        return canvas.draw_message_instead(ax, one)
     sentences = [_sentence(trace, group) for row in rows for group in row]
     what = "A row for each kind of process group, a cell for each member."
     canvas.describe(ax, what, *sentences)
@@ -106,8 +110,6 @@ def _rows_of(all_groups: Sequence[Group]) -> list[list[Group]]:
 def _groups_title(rows: Sequence[GroupRow], ranks: Sequence[int]) -> str:
     """Return "8 ranks in 3 kinds of groups: 4 of 2, 4 of 2, 4 of 2"."""
     kinds = Counter(_kind(group) for row in rows for group in row if not group.default)
-    if not kinds:
-        return f"{count_text(len(ranks), 'rank')} in one group"
     sizes = [f"{count} of {size}" for (_, size, _), count in kinds.items()]
     shown = ", ".join(sizes[:_KINDS_NAMED]) + ", ..." * bool(sizes[_KINDS_NAMED:])
     return f"{count_text(len(ranks), 'rank')} in {count_text(len(kinds), 'kind')} of groups: {shown}"
@@ -159,6 +161,7 @@ def _sentence(trace: Trace, group: Group) -> str:
     return f"Group {group.name} ({group.backend}): {names}."
 
 
+@canvas.for_cells
 def topology(trace: Trace, *, group: str | None = None, ax: Axes | None = None) -> Axes:
     """Draw the links of NCCL's rings, from each rank to the next; without a whole ring, all links.
 

@@ -27,6 +27,7 @@ _OPS = {
 _COLORS = {part: look(op).color for part, op in _OPS.items()}
 
 
+@canvas.for_cells
 def memory(trace: Trace, *, ax: Axes | None = None) -> Axes:
     """Draw what each rank holds over time, in ms: parameters, gradients, buckets, optimizer state, activations.
 

@@ -1,8 +1,7 @@
 """One look per operation, the same in every picture, one line per way of knowing, and text that fits.
 
-Most colours are those of Okabe and Ito (Color Universal Design, 2008); people with any colour vision can tell any two
-looks with the same hatch apart (tests/test_palette.py). Hatches that rise mean waiting; red means that something
-expected never came.
+Many colours are those of Okabe and Ito (Color Universal Design, 2008); people with any colour vision can tell any two
+looks apart (tests/test_palette.py). The alphabet of all pictures, with its reasons: docs/pictures.md.
 """
 
 import re
@@ -19,6 +18,7 @@ from matplotlib.textpath import TextToPath
 
 from dlearn.events.source import in_use
 from dlearn.join.ends import family_of_op
+from dlearn.join.tables.operation_table import Operation
 
 TEXT_PT = 9.0
 TITLE_PT = 11.5
@@ -29,15 +29,16 @@ _ROUNDED = 1.025  # A line may become so much wider on a screen: letters begin a
 INK = "#222222"
 FAINT = "#707070"
 LANE = "#f4f4f4"
-STRIP = "#d9d2e9"
 WORK = "#7a9a3a"  # What a rank does by itself: no operation.
-WORKS = ("#cfdcb4", "#a3bd70")  # Of one kind and the next, pale enough for their names.
+WORKS = FORWARD, BACKWARD = "#dbe6c3", "#a3bd70"  # Computing, and spans of one kind and the next.
+OPTIMIZER = "#c9c49a"
+GROUNDS = {"forward": "#eef3e2", "backward": "#d3e2b4", "optimizer": "#e3e0c4"}
+"""What a rank computes, behind bars."""
+WHOLE = "#FFD447"  # A piece that has the whole result; before, it has its operation's hue.
 MISSING = "#d00000"
 GRID = "#e6e6e6"
 CHOSEN, HELD = "#dbe9ff", "#b7d3f5"  # The current step of a walk, and what ranks hold in it.
 TO_ITSELF = "#d9d9d9"
-FORWARD, BACKWARD, OPTIMIZER = "#e3e3e3", "#b5b5b5", "#d6d6d6"
-"""Parts of a training step that compute, in greys."""
 COUNTED = "#9a9a9a"
 BYTE_SHADES = ("#eaf3fa", "#56B4E9", "#0072B2", "#003a5c")
 GRADIENT, NODE = "#8250c4", "#c2543a"
@@ -51,7 +52,7 @@ NIGHT = "#111111"  # The paper of a drawing on a dark page: that of JupyterLab's
 LINE_AT_NIGHT = 5.5  # Contrast of edges and hatches with NIGHT: seen (3 : 1) on the pale fill, too.
 _TWENTIETHS = [part / 20 for part in range(21)]
 _AT_NIGHT = {INK: DARK["ink"], "#000000": DARK["ink"], FAINT: DARK["faint"], MISSING: DARK["missing"]}
-WAITING_HATCH = "/////"
+WAITING_HATCH = "////"
 SERIES = ("#0072B2", "#C07000", "#009E73", "#CC79A7", "#004D40", "#332288")
 """Lines and bars that are no ops, in this order: each can be seen as a thin line on white, and told from the others."""
 
@@ -62,7 +63,6 @@ class Look:
 
     family: str
     color: str
-    hatch: str = ""
 
     @property
     def pale(self) -> tuple[float, float, float]:
@@ -87,20 +87,20 @@ _LOOKS = {
     for each in (
         Look("all_reduce", "#0072B2"),
         Look("broadcast", "#E69F00"),
-        Look("all_gather", "#56B4E9", "..."),
-        Look("reduce_scatter", "#009E73", "--"),
+        Look("all_gather", "#4BA9E0"),
+        Look("reduce_scatter", "#009E73"),
         Look("send, recv", "#CC79A7"),
-        Look("all_to_all", "#F0E442", "xx"),
-        Look("reduce", "#004D40"),
-        Look("gather", "#8C6D31", "||"),
-        Look("scatter", "#C9C48A", "++"),
-        Look("barrier", "#6E6E6E", "oo"),
+        Look("all_to_all", "#9550DE"),
+        Look("reduce", "#00302B"),
+        Look("gather", "#6c3f2d"),
+        Look("scatter", "#B0975E"),
+        Look("barrier", "#5f5f6b"),
         Look("call by RPC", "#332288"),
-        Look("gradient by RPC", "#C2A5CF", "\\\\"),
-        Look("RPC's own", "#D9D9D9"),
+        Look("gradient by RPC", "#C9ADDA"),
+        Look("RPC's own", "#E0E0E0"),
     )
 }
-_OTHER = Look("other", "#BDBDBD", "*")
+_OTHER = Look("other", "#C6C6C6")
 
 Color = str | tuple[float, float, float]
 Line = Literal["solid"] | tuple[float, tuple[int, ...]]
@@ -120,6 +120,14 @@ def look(op: str) -> Look:
     if op.isupper():  # As torch calls its message types.
         return _LOOKS["gradient by RPC" if op == "BACKWARD_AUTOGRAD_REQ" else "RPC's own"]
     return _LOOKS.get("send, recv" if name in ("send", "recv") else name, _OTHER)
+
+
+def look_of(operation: Operation) -> Look:
+    """Return the look of an operation: of an all-reduce that carries a bucket of DDP the bucket's."""
+    bucket = operation.bucket
+    if bucket is None:
+        return look(operation.op)
+    return Look(f"bucket {bucket.index}", SERIES[bucket.index % len(SERIES)])
 
 
 def line_color(how: str) -> str:

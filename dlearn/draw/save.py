@@ -6,7 +6,7 @@ import html
 import io
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,11 @@ _THEMES = "".join(
     f"body[data-jp-theme-light={light}] .dlearn-drawing{{color-scheme:{scheme}}}"
     for light, scheme in (("true", "light"), ("false", "dark"))
 )
+_NARROW_PX = 560  # Cells up to so wide show what is laid out for a column.
+_FITS = "".join(
+    f".dlearn-cell .dlearn-{name}{{display:{shown}!important}}"
+    for name, shown in (("wide", "none"), ("narrow", "block"))
+)
 _MOST = 20_000  # Characters of a description.
 
 
@@ -42,6 +47,8 @@ class Drawing(Figure):
     """A figure that a notebook shows as SVG, in its theme's colours and as wide as its cell."""
 
     framed = False  # Whether it has grown by the title, legend and notes of its only axes.
+    narrow: Callable[[], Axes] | None = None  # Draws the same for a column, which is titled:
+    titled = ""
 
     def _repr_html_(self) -> str | None:
         return html_of(self)
@@ -107,7 +114,18 @@ def _night(svg: str) -> str:
 
 
 def html_of(figure: Figure) -> str:
-    """Return the figure as an image, whose ids clash with no other, and which pages without inline SVG show too."""
+    """Return the figure as an image; a `Drawing` that was not changed, as its cell has room."""
+    style, narrow = f"<style>{_THEMES}", getattr(figure, "narrow", None)
+    if narrow is None or finding_of(figure) != figure.titled:  # type: ignore[attr-defined]
+        return f"{style}</style>{_image(figure)}"
+    with closed_after():
+        other = _image(figure_of(narrow()), "narrow", "none")
+    fits = f".dlearn-cell{{container-type:inline-size}}@container(max-width:{_NARROW_PX}px){{{_FITS}}}"
+    return f'{style}{fits}</style><div class="dlearn-cell">{_image(figure)}{other}</div>'
+
+
+def _image(figure: Figure, layout: str = "wide", display: str = "block") -> str:
+    """Return an image whose ids clash with no other, and which pages without inline SVG show too."""
     svg = svg_of(figure)
     width_pt = float(svg.split('width="', 1)[1].split("pt", 1)[0])
     text = html.escape(f"{finding_of(figure)}. {description_of(figure)}")
@@ -115,7 +133,7 @@ def html_of(figure: Figure) -> str:
     share = min(100, width_pt / figure.get_figwidth() / 0.72)
     width = f"width:{share:.0f}%;max-width:{_WIDEST * width_pt / 0.75:.0f}px"
     return (
-        f'<style>{_THEMES}</style><img class="dlearn-drawing" alt="{text}" style="display:block;{width}"'
+        f'<img class="dlearn-drawing dlearn-{layout}" alt="{text}" style="display:{display};{width}"'
         f' src="data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}">'
     )
 
@@ -129,14 +147,6 @@ def closed_after() -> Iterator[None]:
     finally:
         for number in set(plt.get_fignums()).difference(before):
             plt.close(number)
-
-
-def png_of(ax: Axes) -> bytes:
-    """Return the PNG of a picture, for a page to show."""
-    file = io.BytesIO()
-    # Every drawing fits its figure: looking once more for what sticks out would cost a third of the time.
-    figure_of(ax).savefig(file, format="png", dpi=110)
-    return file.getvalue()
 
 
 def finding_of(figure: Figure) -> str:

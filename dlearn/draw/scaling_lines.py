@@ -1,22 +1,21 @@
 """How messages grow with the batch: the line that was worked out, through the points that were measured."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 
 from dlearn.analysis.costs.scaling import Scaling, ScalingLine
 from dlearn.analysis.costs.scaling import scaling as scaling_of
 from dlearn.draw import canvas
 from dlearn.draw.canvas import points
-from dlearn.draw.palette import FAINT, GRID, INK, LINES, SERIES, TEXT_PT, cut, plain, text_width
+from dlearn.draw.palette import FAINT, GRID, INK, LINES, SERIES, TEXT_PT, text_width
 from dlearn.shown import count_text, size_text
 from dlearn.trace import Trace
 
 _HEIGHT_IN = 3.2
-_LABEL_PT = 2.9 * TEXT_PT  # Of two lines.
-_WIDEST_LABEL = 0.42  # As a part of the picture.
 _MOST_LINES = 6
 
 
@@ -32,17 +31,24 @@ class Family:
         return sum(line.at(size) for line in self.lines) if self.flat else self.lines[0].at(size)
 
     @property
-    def label(self) -> str:
-        """Return "3,072 B × B + 376 B", and below it which messages these are."""
+    def formula(self) -> str:
+        """Return "3,072 B × B + 376 B"."""
         first, constants = self.lines[0], [line.constant for line in self.lines]
         if self.flat:
-            return f"{sum(constants):,.0f} B at every B\nof {count_text(len(self.lines), 'other message')}"
+            return f"{sum(constants):,.0f} B at every B"
         low, high = f"{min(constants):,.0f}", f"{max(constants):,.0f}"
         constant = f"{low} B" if low == high else f"{low} to {high} B"
-        formula = f"{first.slope:,.0f} B × B + {constant}" if first.exact else "not linear"
-        return f"{formula}\n{'; '.join(dict.fromkeys(line.what for line in self.lines))}"
+        return f"{first.slope:,.0f} B × B + {constant}" if first.exact else "not linear"
+
+    @property
+    def label(self) -> str:
+        """Return "3,072 B × B + 376 B: float32[...]", the formula and which messages these are."""
+        others = count_text(len(self.lines), "other message")
+        what = others if self.flat else "; ".join(dict.fromkeys(line.what for line in self.lines))
+        return f"{self.formula}: {what}"
 
 
+@canvas.for_cells
 def scaling(runs: Mapping[int, Trace] | Scaling, *, ax: Axes | None = None) -> Axes:
     """Draw payload bytes over the size: a line for all messages of one slope, and one for those that do not depend."""
     costs = runs if isinstance(runs, Scaling) else scaling_of(runs)
@@ -56,12 +62,14 @@ def scaling(runs: Mapping[int, Trace] | Scaling, *, ax: Axes | None = None) -> A
     for family in drawn:
         draw_family(ax, family, costs)
     label_axes(ax, costs, top)
-    label_lines(ax, drawn, max(costs.sizes))
     left = len(costs.lines) - sum(len(family.lines) for family in families)
     notes = ["Dashed: slope × size + constant. Points: what the runs sent."]
-    notes += [f"Above this picture: {' '.join(family.label.split())}." for family in families if family not in drawn]
+    notes += [f"{family.label}." for family in drawn]
+    notes += [f"Above this picture: {family.label}." for family in families if family not in drawn]
     notes += [f"Not drawn: {count_text(left, 'message')} of a smaller slope, or packed by C++."] if left else []
-    return canvas.frame(ax, title=costs.finding, notes=notes, below_in=0.5)
+    dashed: dict[str, Any] = {"linewidth": 1.6, "linestyle": LINES["derived"]}
+    keys = [Line2D([], [], color=each.color, label=each.formula, **dashed) for each in drawn]
+    return canvas.frame(ax, title=costs.finding, legend=keys, notes=notes, below_in=0.5)
 
 
 def families_of(costs: Scaling) -> list[Family]:
@@ -92,35 +100,14 @@ def draw_family(ax: Axes, family: Family, costs: Scaling) -> None:
 def label_axes(ax: Axes, costs: Scaling, top: float) -> None:
     """Draw a tick at each size that was run, where there is room for it."""
     right = max(costs.sizes)
-    wide, shown = (1 - _WIDEST_LABEL) * points(ax, 1.0, along="x") / right, [0]
+    wide, shown = points(ax, 1.0, along="x") / right, [0]
     for size in costs.sizes:
         if size and (size - shown[-1]) * wide > text_width(f"{size:,}") + 6:
             shown.append(size)
-    ax.set(xlim=(0, right / (1 - _WIDEST_LABEL)), ylim=(0, top))
-    ax.set_xticks(shown, [f"{size:,}" for size in shown], fontsize=TEXT_PT, color=INK)
+    ax.set(xlim=(0, right), ylim=(0, top))
+    ax.set_xticks(shown, [f"{size:,}" for size in shown])
     ticks = [tick for tick in ax.get_yticks() if 0 <= tick <= top]
-    ax.set_yticks(ticks, [size_text(round(tick)) for tick in ticks], fontsize=TEXT_PT, color=INK)
+    ax.set_yticks(ticks, [size_text(round(tick)) for tick in ticks])
     ax.hlines(ticks, 0, right, colors=GRID, linewidth=0.6, zorder=0)
-    ax.spines["bottom"].set_bounds(0, right)
     ax.set_ylabel("payload of a message", fontsize=TEXT_PT, color=INK)
     canvas.quiet(ax, "examples in a batch (B)", loc="left")
-
-
-def label_lines(ax: Axes, families: Sequence[Family], right: float) -> None:
-    """Write what each line is at its end; labels of lines that end close together stand below each other."""
-    scale = points(ax, 1.0, along="y") / ax.get_ylim()[1]
-    room = _WIDEST_LABEL * points(ax, 1.0, along="x") - 16
-    by_height = sorted(families, key=lambda family: family.at(right))
-    heights = [family.at(right) * scale for family in by_height]
-    for place in range(1, len(heights)):
-        heights[place] = max(heights[place], heights[place - 1] + _LABEL_PT)
-    # What was pushed out at the top pushes back.
-    most = points(ax, 1.0, along="y") - TEXT_PT
-    for place in reversed(range(len(heights))):
-        heights[place] = min(heights[place], most - (len(heights) - 1 - place) * _LABEL_PT)
-    for family, height in zip(by_height, heights, strict=True):
-        text = "\n".join(cut(plain(line, most=90), room) for line in family.label.split("\n"))
-        ax.annotate(
-            text, (right, 0), (12, height), textcoords="offset points", va="center", fontsize=TEXT_PT,
-            color=INK, parse_math=False, annotation_clip=False, gid="label",
-        )  # fmt: skip

@@ -20,7 +20,7 @@ from dlearn.analysis.telling.explanations import problem_sentences
 from dlearn.analysis.telling.repeats import repeats
 from dlearn.draw import canvas, sequence_labels
 from dlearn.draw.canvas import draw_arrow, in_legend, points, write
-from dlearn.draw.palette import FAINT, INK, LANE, MISSING, cut, line_color, look, plain, text_width
+from dlearn.draw.palette import FAINT, INK, LANE, MISSING, cut, line_color, plain, text_width
 from dlearn.draw.sequence_labels import Block, BlockBuilder, Lifelines, MessageArrow
 from dlearn.join.joining import operations
 from dlearn.join.operation_messages import message_count, messages_of
@@ -36,6 +36,7 @@ _LEFT_IN, _RIGHT_IN = 1.2, 0.15
 _PAPER: dict[str, Any] = {"on": LANE, "pad": 0.3}  # Below text: no lifeline goes through it.
 
 
+@canvas.for_cells
 def sequence(trace: Trace, *, ax: Axes | None = None) -> Axes:
     """Draw a lifeline per rank and an arrow per message, downwards in the order of sending; distances mean nothing.
 
@@ -113,8 +114,8 @@ def _draw_block(ax: Axes, block: Block, y: float) -> None:
         at += height
     if block.bar:
         left, right = block.over[0] - 0.4, block.over[1] + 0.4
-        style: dict[str, Any] = {"facecolor": look(block.op).pale, "zorder": 2, "gid": "bar"}
-        style |= {"edgecolor": MISSING if block.stuck else look(block.op).line}
+        style: dict[str, Any] = {"facecolor": block.look.pale, "zorder": 2, "gid": "bar"}
+        style |= {"edgecolor": MISSING if block.stuck else block.look.line}
         style |= {"linewidth": 1.2 if block.stuck else 0.6}
         ax.add_patch(Rectangle((left, at + 0.1), right - left, 0.8, **style))
         text = cut(block.bar, (right - left) * column_pt - 8)
@@ -122,7 +123,7 @@ def _draw_block(ax: Axes, block: Block, y: float) -> None:
 
 
 def _draw_arrow(ax: Axes, arrow: MessageArrow, block: Block, y: float) -> None:
-    src, dst, color = arrow.src, arrow.dst, FAINT if arrow.control else look(block.op).line
+    src, dst, color = arrow.src, arrow.dst, FAINT if arrow.control else block.look.line
     ends: list[tuple[float, float]] = [(src, dst)] if src != dst else []
     if arrow.wraps:
         side = 0.45 if src > dst else -0.45

@@ -11,7 +11,7 @@ from dlearn.analysis.findings import pairs_text, sizes_text, stuck_reasons
 from dlearn.analysis.telling.explanations import NAMES_SHOWN
 from dlearn.analysis.volume.flows import flows
 from dlearn.analysis.volume.rank_classes import rank_classes
-from dlearn.draw.palette import cut, plain, text_width
+from dlearn.draw.palette import Look, cut, look_of, plain, text_width
 from dlearn.draw.timeline_model import ranks_shown
 from dlearn.join.ends import payload_bytes
 from dlearn.join.joining import operations
@@ -56,7 +56,7 @@ ArrowRow = tuple[MessageArrow, ...]
 class Block:
     """One operation: a head over rows of arrows, or over a `bar`. `step` is the span that it belongs to."""
 
-    op: str = ""
+    look: Look
     phase: str = ""
     heads: tuple[str, ...] = ()  # What stands above, the longest first.
     rows: tuple[ArrowRow, ...] = ()
@@ -180,8 +180,12 @@ class BlockBuilder:
             found = sums_of(operation)
             return [found] if found else []
         steps: dict[int, list[PairSum]] = defaultdict(list)
+        ends: dict[int, frozenset[tuple[int, int]]] = defaultdict(frozenset)
         for flow in flows(messages_of(operation), by_step=True):
             steps[flow.step].append(PairSum(flow.src, flow.dst, flow.how, flow.payload_bytes, flow.count))
+            ends[flow.step] |= {(flow.src, flow.dst)}
+        if len(steps) > 2 * len({*ends.values()}):  # As a ring's: rounds that look the same teach nothing.
+            return [sums_of(operation)]
         return list(steps.values())
 
     def _apart(self, pairs: Sequence[PairSum], *, one_step: bool) -> bool:
@@ -246,7 +250,7 @@ class BlockBuilder:
         bar, stuck = plain(bar, most=120), bool(self._stuck(operation))
         phase = operation.ends[0].phase
         phase = "" if phase == "none" else phase
-        return Block(operation.op, phase, shown, tuple(rows), bar, over, stuck)
+        return Block(look_of(operation), phase, shown, tuple(rows), bar, over, stuck)
 
     def _stuck(self, operation: Operation) -> tuple[str, ...]:
         """Return why the operation does not end, the longest text first; nothing if it did."""

@@ -16,7 +16,7 @@ from dlearn.analysis.findings import hang_finding
 from dlearn.analysis.telling.explanations import network_sentences
 from dlearn.draw import canvas, palette
 from dlearn.draw.canvas import Style, legend_of, points, points_per_ms, write
-from dlearn.draw.palette import FAINT, INK, MISSING, SMALLEST_PT, WAITING_HATCH, cut, plain, text_width, wrap
+from dlearn.draw.palette import FAINT, INK, MISSING, WAITING_HATCH, cut, plain, text_width
 from dlearn.draw.timeline_model import brief_name
 from dlearn.shown import count_text, size_text, time_text
 from dlearn.trace import Trace
@@ -26,17 +26,16 @@ _MOST_ROWS = 24  # Rows of one backward pass; of more buckets the first are draw
 _DASHED: palette.Line = (0, (3, 2))
 _ALL_RANKS = 4
 _OF_MANY = "of many ranks only the first and those that come last are"
-_RUN_HEAD_IN, _STEP_BAR_IN, _HIDDEN_IN, _LINE_IN, _STEP_GAP_IN = 0.24, 0.28, 0.08, 0.16, 0.13
+_RUN_HEAD_IN, _STEP_BAR_IN, _HIDDEN_IN, _STEP_GAP_IN = 0.24, 0.28, 0.09, 0.13
 _MOST_BARS = 8
 _SENT = palette.look("all_reduce")
-# What computes is grey, so that colour is what is sent.
 _STYLES: dict[Phase, Style] = {
     "forward": Style("forward", palette.FORWARD, FAINT),
     "backward": Style("backward", palette.BACKWARD, FAINT),
     "waiting": Style("waits for the last rank", _SENT.pale, _SENT.color, WAITING_HATCH),
     "transfer": Style("transfer", _SENT.color, _SENT.color),
-    "optimizer": Style("optimizer", palette.OPTIMIZER, FAINT, "..."),
-    "between": Style("other work, between the phases", "white", FAINT, "\\\\\\"),
+    "optimizer": Style("optimizer", palette.OPTIMIZER, FAINT),
+    "between": Style("other work, between the phases", "white", FAINT),
     "hidden": Style("communication hidden behind the backward pass", _SENT.pale, _SENT.color),
 }
 _BRIEF: dict[Phase, str] = {"waiting": "waits", "between": "other"}
@@ -77,6 +76,7 @@ class BucketRow(TimeRow):
         return max((self.ms(at) for at in seen if at is not None), default=0.0)
 
 
+@canvas.for_cells
 def buckets(trace: Trace, *, ax: Axes | None = None) -> Axes:
     """Draw gradients and buckets of the first backward pass that sends, and of one after a rebuild.
 
@@ -180,9 +180,9 @@ def _ranks_shown(shown: Sequence[BucketTime]) -> set[int]:
 
 
 def _pass_text(shown: Sequence[BucketTime]) -> str:
-    """Return "step 1: 3 buckets, rebuilt in the order in which gradients came"."""
+    """Return "step 1: 3 buckets, rebuilt as gradients came"."""
     mine = [each for each in shown if each.rank == shown[0].rank]
-    rebuilt = "rebuilt in the order in which gradients came"
+    rebuilt = "rebuilt as gradients came"
     built = "as first built" if mine[0].built == "first" else rebuilt
     return f"{mine[0].title}: {count_text(len(mine), 'bucket')}, {built}"
 
@@ -254,10 +254,9 @@ def _bucket_notes(found: BucketTimes, rows: Sequence[BucketRow], left_out: int) 
 
 @dataclass(frozen=True)
 class StepBar(TimeRow):
-    """One rank's step, with its sums as lines of text; its time begins when the first rank of its run began."""
+    """One rank's step; its time begins when the first rank of its run began."""
 
     of: TrainingStep
-    sums: list[str]
 
     @property
     def bottom(self) -> float:
@@ -265,6 +264,7 @@ class StepBar(TimeRow):
         return self.middle + _STEP_BAR_IN / 2 + _HIDDEN_IN
 
 
+@canvas.for_cells
 def breakdown(traces: Trace | Mapping[str, Trace], *, ax: Axes | None = None) -> Axes:
     """Draw the step of median length: forward, backward, communication not hidden, optimizer.
 
@@ -275,7 +275,7 @@ def breakdown(traces: Trace | Mapping[str, Trace], *, ax: Axes | None = None) ->
     found = {name: parts_of(trace) for name, trace in runs.items()}
     labels = [_label(each, name, run) for name, run in found.items() for each in run.middle]
     left_in = canvas.left_margin_in(labels)
-    blocks, height = _blocks(found, canvas.points_wide(ax, left_in=left_in))
+    blocks, height = _blocks(found)
     bars = [bar for block in blocks for bar in block]
     ax = ax or canvas.new_axes(height_in=height if bars else 1.0, left_in=left_in)
     if not bars:
@@ -295,7 +295,7 @@ def breakdown(traces: Trace | Mapping[str, Trace], *, ax: Axes | None = None) ->
     return canvas.frame(ax, title=_step_title(found), legend=legend_of(ax, _STYLES, named), notes=notes)
 
 
-def _blocks(found: Mapping[str, Breakdown], wide_pt: float) -> tuple[list[list[StepBar]], float]:
+def _blocks(found: Mapping[str, Breakdown]) -> tuple[list[list[StepBar]], float]:
     """Return the bars of each run, of many ranks those that wait least and longest; and their height."""
     blocks: list[list[StepBar]] = []
     top, most = 0.0, max(2, _MOST_BARS // max(1, len(found)))
@@ -307,10 +307,9 @@ def _blocks(found: Mapping[str, Breakdown], wide_pt: float) -> tuple[list[list[S
         blocks.append([])
         top += _RUN_HEAD_IN
         for each in sorted(steps, key=lambda each: each.rank):
-            sums = wrap(_sums(each), wide_pt, size=SMALLEST_PT)
             label = _label(each, name, run)
-            blocks[-1].append(StepBar(label, top + _STEP_BAR_IN / 2, begin_ns, each, sums))
-            top += _STEP_BAR_IN + _HIDDEN_IN + _LINE_IN * len(sums) + _STEP_GAP_IN
+            blocks[-1].append(StepBar(label, top + _STEP_BAR_IN / 2, begin_ns, each))
+            top += _STEP_BAR_IN + _HIDDEN_IN + _STEP_GAP_IN
     return blocks, top
 
 
@@ -336,22 +335,21 @@ def _sums(each: TrainingStep) -> str:
 
 
 def _draw_parts(ax: Axes, bar: StepBar) -> None:
-    """Draw the parts where they happened, with their names where these fit, and their sums below."""
+    """Draw the parts where they happened, with names and times where these fit."""
     for part in bar.of.parts:
-        style, text = _STYLES[part.phase], _BRIEF.get(part.phase, part.phase)
+        style, name = _STYLES[part.phase], _BRIEF.get(part.phase, part.phase)
         left = bar.ms(part.start_ns)
         width, middle, height = bar.ms(part.end_ns) - left, bar.middle, _STEP_BAR_IN
         if part.phase == "hidden":
             middle, height = bar.bottom - _HIDDEN_IN / 2, _HIDDEN_IN
         ax.barh(middle, width, height, left, **style.of_bar, zorder=2, gid=part.phase)
-        fits = text_width(text) + 6 <= width * points_per_ms(ax)
-        if fits and part.phase not in ("between", "hidden"):
+        room = width * points_per_ms(ax) - 6
+        texts = f"{name} {time_text(part.end_ns - part.start_ns)}", name
+        text = next((each for each in texts if text_width(each) <= room), "")
+        if text and part.phase not in ("between", "hidden"):
             ink = palette.ink_on(style.color)
             at = left + width / 2, middle
             write(ax, *at, text, on=style.color, ha="center", color=ink, zorder=4, gid=part.phase)
-    for line, sums in enumerate(bar.sums):
-        under = bar.bottom + _LINE_IN * (line + 0.6)
-        write(ax, 0, under, sums, fontsize=SMALLEST_PT, gid="sums", clip_on=True)
 
 
 def _mark_last_rank(ax: Axes, bars: Sequence[StepBar], run: Breakdown) -> None:
@@ -370,7 +368,7 @@ def _mark_last_rank(ax: Axes, bars: Sequence[StepBar], run: Breakdown) -> None:
     wide = points(ax, max(share, 1 - share), along="x")
     text = f"the longest wait ends: {name} {has} come to {where}"
     if text_width(text) > wide:
-        text = cut(f"{name} {has} come to {where}", wide)
+        text = cut(f"{name} {has} come", wide)
     align = "left" if share < 0.5 else "right"
     write(ax, at, tops[0], text, ha=align, va="bottom", gid="last rank")
 

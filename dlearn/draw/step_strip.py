@@ -1,5 +1,6 @@
 """Every step of a run on every rank: how long it took, which rank waited, and for whom."""
 
+import math
 from collections.abc import Sequence
 from statistics import median
 from typing import Any, NamedTuple
@@ -11,21 +12,23 @@ from matplotlib.colors import LinearSegmentedColormap
 from dlearn.analysis.ddp.step_times import RunStep, RunSteps, step_times
 from dlearn.analysis.telling.explanations import network_sentences
 from dlearn.draw import canvas
-from dlearn.draw.canvas import Style, draw_boxes, legend_of, write
-from dlearn.draw.palette import BYTE_SHADES, COUNTED, FAINT, INK, MISSING, TEXT_PT, WAITED_FOR, plain
+from dlearn.draw.canvas import Box, Style, draw_boxes, legend_of, write
+from dlearn.draw.palette import COUNTED, FAINT, INK, MISSING, TEXT_PT, WAITED_FOR, WAITING_HATCH, plain
 from dlearn.shown import count_text, time_text
 from dlearn.trace import Trace
 
+FEWEST = 4  # Of fewer steps a timeline has each call.
 MOST_COLUMNS = 160  # Of more steps some share a column, which shows the longest of them.
 _BARS_IN, _GAP_IN, _ROW_IN, _TALLEST_IN = 0.9, 0.22, 0.28, 6.4
 _CELLS_IN = _BARS_IN + _GAP_IN
 _MOST_DOTS = 100
-_WORTH_A_DOT = 0.1  # Share of a step that others waited for a rank.
-_SHADES = LinearSegmentedColormap.from_list("waits", ("#f7fbff", *BYTE_SHADES[1:]))
+_WORTH_A_DOT = 0.25  # Share of a step that others waited for a rank.
+_SHADES = LinearSegmentedColormap.from_list("waits", ("#f7f7f7", COUNTED, INK))
 _STYLES = {
     "median": Style("median", INK, line="dotted"),
     "waited for": Style("the others wait for it", WAITED_FOR, marker="o"),
-    "never finished": Style("never finished", MISSING),
+    "never finished": Style("never finished", "white", FAINT, WAITING_HATCH),
+    "guilty": Style("the others wait for it without end", MISSING),
 }
 
 
@@ -37,12 +40,14 @@ class Column(NamedTuple):
     places: range
 
 
+@canvas.for_cells
 def steps(trace: Trace, *, ax: Axes | None = None) -> Axes:
     """Draw a column for each step and a row for each rank, the stronger the longer the rank waited.
 
     Above, how long each step took, on the rank that needed longest. A cell has its full shade where
     the rank waits as long as a step takes in the median; where no wait was observed, it is as dark
-    as the step was long. Red is a step that a rank never finished: a cross, as it has no length.
+    as the step was long. A step that was never finished has a cross, as it has no length: hatched where a rank waits,
+    red where the others wait for it.
     """
     found = step_times(trace)
     columns = _columns(found)
@@ -51,8 +56,9 @@ def steps(trace: Trace, *, ax: Axes | None = None) -> Axes:
     height = _CELLS_IN + row * max(1, len(labels))
     left_in = canvas.left_margin_in([*labels, "ms a step"])
     ax = ax or canvas.new_axes(height_in=height, left_in=left_in)
-    if not columns:
-        return canvas.draw_message_instead(ax, f"{found.finding}.")
+    if len(columns) < FEWEST:
+        few = f"{found.finding}: draw.timeline has each call" if columns else found.finding
+        return canvas.draw_message_instead(ax, f"{few}.")
     bars = "a bar as high as it took, and a cell for each rank"
     canvas.describe(ax, f"A column for each step, {bars}.")
     ax.set(xlim=(-0.5, len(columns) - 0.5), ylim=(height, 0))
@@ -95,7 +101,7 @@ def _draw_lengths(ax: Axes, found: RunSteps, columns: Sequence[Column]) -> None:
     draw_boxes(ax, boxes, facecolors=faces, edgecolors="none", gid="lengths")
     if endless:  # A mark on the line, and no bar: it has no length.
         (cross,) = ax.plot(endless, [_BARS_IN - 0.06] * len(endless), "x", color=MISSING, zorder=3)
-        cross.set(markersize=6, markeredgewidth=2, gid="never finished")
+        cross.set(markersize=6, markeredgewidth=2, gid="endless")
     if lengths:
         middle = _BARS_IN - scale * median(lengths)
         ax.plot(ax.get_xlim(), [middle, middle], ":", color=INK, linewidth=0.8, gid="median")
@@ -104,20 +110,30 @@ def _draw_lengths(ax: Axes, found: RunSteps, columns: Sequence[Column]) -> None:
 def _draw_cells(ax: Axes, found: RunSteps, columns: Sequence[Column], row: float) -> None:
     """Draw cells, with dots on the ranks that others waited for, of very many steps only in the reported one."""
     boxes, faces, dots, shades = [], list[Any](), [], found.shades
+    waiting, guilty = list[Box](), list[Box]()
     tops = {rank: _CELLS_IN + place * row for place, rank in enumerate(found.ranks)}
     reported = found.reported
     for at, (step, place, _) in enumerate(columns):
-        for rank, cell in step.cells.items():
-            boxes.append((at - 0.5, at + 0.5, tops[rank], tops[rank] + row * 0.94))
-            shade = _SHADES(shades[place][rank])
-            faces.append(MISSING if cell.length_ns is None else shade)
-        least = _WORTH_A_DOT * (step.length_ns or -1)
+        late = () if step.late is None else step.late.ranks
+        for rank in {*step.cells} | ({*late} & {*tops} if step.length_ns is None else set()):
+            box = (at - 0.5, at + 0.5, tops[rank], tops[rank] + row * 0.94)
+            if step.length_ns is None and rank in late:
+                guilty.append(box)
+            elif step.cells[rank].length_ns is None:
+                waiting.append(box)
+            else:
+                boxes.append(box)
+                faces.append(_SHADES(shades[place][rank]))
+        least = _WORTH_A_DOT * (step.length_ns or math.inf)
         dotted = len(columns) <= _MOST_DOTS or place == reported
         if dotted and step.late is not None and step.late.waited_ns > least:
             ranks = tops.keys() & step.late.ranks
             dots += [(at, tops[rank] + 0.47 * row) for rank in ranks]
     canvas.draw_lanes(ax, [(_CELLS_IN, _CELLS_IN + row * len(found.ranks))])
     draw_boxes(ax, boxes, facecolors=faces, edgecolors="none", zorder=1, gid="cells")
+    for gid, some in {"never finished": waiting, "guilty": guilty}.items():
+        if some:
+            draw_boxes(ax, some, **_STYLES[gid].of_bar, zorder=1, gid=gid)
     if dots:
         (marks,) = ax.plot(*zip(*dots, strict=True), "o", color=WAITED_FOR, markersize=3.5)
         marks.set(zorder=3, gid="waited for")

@@ -3,52 +3,61 @@
 from collections import defaultdict
 from typing import Any
 
+import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 
 from dlearn.analysis.ddp.step_times import step_times
-from dlearn.analysis.findings import hang_finding, traffic_finding
+from dlearn.analysis.findings import hang_finding, hang_title, traffic_finding
 from dlearn.analysis.telling.explanations import network_sentences, problem_sentences
 from dlearn.analysis.volume.traffic import traffic
 from dlearn.draw import canvas
-from dlearn.draw.call_marks import CallBars, CriticalPath, Outcomes, TimelineMark, Utilization, Waits, legend_key
+from dlearn.draw.call_marks import CallBars, CriticalPath, Outcomes, TimelineMark, Waits, legend_key
 from dlearn.draw.canvas import Box, draw_arrow, in_legend, points_per_ms
-from dlearn.draw.palette import FAINT, INK, LANE, STRIP, WORKS, plain, text_width
+from dlearn.draw.palette import FAINT, GROUNDS, INK, LANE, WORKS, plain, text_width
 from dlearn.draw.timeline_layout import MOST_ARROWS, SPAN_IN, STRIP_IN, height_in
-from dlearn.draw.timeline_model import MOST_SPAN_ROWS, THIN, Bar, TimelineModel, stem_of, wait_text
+from dlearn.draw.timeline_model import MOST_BARS, MOST_SPAN_ROWS, Bar, TimelineModel, stem_of, wait_text
+from dlearn.join.joining import operations
 from dlearn.shown import count_text, time_text
 from dlearn.trace import Trace
 
 MOST_STEPS = 12  # Bars of more training steps cannot be told apart.
 _TALLEST_IN = 14.0
+_AROUND = 60  # Calls before and after the one that waits longest.
 
 
+@canvas.for_cells
 def timeline(trace: Trace, *, arrows: bool = False, ax: Axes | None = None) -> Axes:
-    """Draw a lane for each rank and a bar for each call, thin while it waits; time in ms from the first event shown.
+    """Draw a lane for each rank and a bar for each call, hatched while it waits.
+
+    Time is in ms from the first event shown.
 
     An arrow stands for each message that was observed; with `arrows=True` also for those that are derived, whose times
     are shares of their operation's. Of more than twelve steps one is drawn: one that never ended,
-    else the one in which ranks waited longest for a rank, else the last; `steps` draws all.
+    else the one in which ranks waited longest for a rank, else the last; `steps` draws all. Of more
+    than 4,000 calls those around the one that waits longest are drawn; `play.strip` has all.
     """
     trace, of_steps = _one_step(trace)
+    trace, of_many = _around_the_longest_wait(trace)
     model = TimelineModel(trace, derived=arrows)
     left_in = canvas.left_margin_in(line for name in model.names for line in name.splitlines())
     ax = ax or canvas.new_axes(height_in=min(height_in(model.lanes), _TALLEST_IN), left_in=left_in)
-    if not (model.bars or model.crowded or model.spans or model.gradients):
+    if not (model.bars or model.spans or model.gradients):
         return canvas.draw_message_instead(ax, "This trace holds no operation, span or gradient.")
     _label_axes(ax, model)
-    kinds = CallBars, Utilization, Waits, Spans, Gradients, MessageArrows, CriticalPath, Outcomes
+    calls, own = (CallBars, Waits), (Spans, Computing, Gradients)
+    kinds = *calls, *own, MessageArrows, CriticalPath, Outcomes
     marks: list[TimelineMark] = [kind(model) for kind in kinds]
     hang, longest, sent = hang_finding(trace), model.longest_wait, traffic_finding(traffic(trace))
-    title, notes, marked = hang or sent, [], canvas.in_red(trace)
+    title, marked = hang_title(trace) or sent, canvas.in_red(trace)
+    notes = [f"{hang}."] if hang and hang != title else []
     if longest is not None:
         title, notes = wait_text(longest, trace), [f"{sent}."]
         marked = {plain(trace.label(rank)): INK for rank in (longest.rank, longest.waited_for)}
     for mark in marks:
         mark.draw(ax)
-    notes = [*of_steps, *notes, *problem_sentences(trace, canvas.MOST_PROBLEMS)]
+    notes = [*of_steps, *of_many, *notes, *problem_sentences(trace, canvas.MOST_PROBLEMS)]
     notes += network_sentences(trace)
     notes += [note for mark in marks for note in mark.notes(ax)]
     legend = [key for mark in marks for key in mark.legend()]
@@ -69,6 +78,23 @@ def _one_step(trace: Trace) -> tuple[Trace, list[str]]:
     drawn = f"One of {len(found.steps):,} steps is drawn: {step.title}, {why}."
     note = f"{drawn} Another: dlearn draw timeline --step N, or trace.step(N)."
     return trace.step(step.number), [note]
+
+
+def _around_the_longest_wait(trace: Trace) -> tuple[Trace, list[str]]:
+    """Return the part that is drawn of very many calls, and a note on it."""
+    shown = operations(trace)
+    calls = shown.calls
+    if len(calls) <= MOST_BARS:
+        return trace, []
+    alone = shown.table.waits_for_none[shown.rows][calls.operation]
+    waited_ns = np.minimum(calls.last_arrival_ns, calls.end_ns) - calls.start_ns
+    waited_ns = np.where(calls.pending, np.iinfo(np.int64).max, np.where(alone, 0, waited_ns))
+    starts_ns = np.sort(calls.start_ns)
+    place = int(np.searchsorted(starts_ns, calls.start_ns[waited_ns.argmax()]))
+    near_ns = starts_ns[max(0, place - _AROUND) : place + _AROUND + 1] - trace.whole.first_ns
+    part = trace.between(int(near_ns[0]) / 1e6, (int(near_ns[-1]) + 1) / 1e6)
+    many = f"{len(calls):,} calls are too many for bars: around the longest wait"
+    return part, [f"{many} {len(operations(part).calls):,} are drawn. play.strip has all."]
 
 
 def _label_axes(ax: Axes, model: TimelineModel) -> None:
@@ -129,27 +155,37 @@ class Spans(TimelineMark):
         return notes + _too_many(self.model.spans_left_out, "span")
 
 
-class Gradients(TimelineMark):
-    """A tick when a gradient is ready, on a strip from the first to the last of each backward pass."""
+class Computing(TimelineMark):
+    """What a rank computes, as the ground of its lane: so nothing but what is idle is white."""
 
     def draw(self, ax: Axes) -> None:
-        passes: dict[tuple[int, int | None, int], list[float]] = defaultdict(list)
-        for gradient in self.model.gradients:
-            passes[gradient.rank, gradient.backward, gradient.model].append(self.model.ms(gradient.start_ns))
+        grounds: dict[str, list[Box]] = defaultdict(list)
+        for span in self.model.phases:
+            lane, end_ns = self.model.lanes[span.rank], span.end_ns or self.model.end_ns
+            times = self.model.ms(span.start_ns), self.model.ms(end_ns)
+            grounds[span.phase].append((*times, lane.strip_top, lane.bottom))
+        for phase, boxes in grounds.items():
+            canvas.draw_boxes(ax, boxes, facecolor=GROUNDS[phase], zorder=0.5, gid=phase)
+
+    def legend(self) -> list[Artist]:
+        phases = dict.fromkeys(span.phase for span in self.model.phases)
+        return [legend_key(phase, GROUNDS[phase], FAINT) for phase in GROUNDS if phase in phases]
+
+
+class Gradients(TimelineMark):
+    """A tick when a gradient is ready."""
+
+    def draw(self, ax: Axes) -> None:
         ticks: list[list[tuple[float, float]]] = []
-        strips: list[Box] = []
-        for (rank, _, _), times in passes.items():
-            top = self.model.lanes[rank].strip_top + 0.02
-            bottom = top + STRIP_IN - 0.03
-            strips.append((min(times), max(times), top, bottom))
-            ticks += [[(time, top), (time, bottom)] for time in times]
-        canvas.draw_boxes(ax, strips, facecolor=STRIP, zorder=1, gid="backward")
+        for gradient in self.model.gradients:
+            top = self.model.lanes[gradient.rank].strip_top + 0.02
+            time = self.model.ms(gradient.start_ns)
+            ticks.append([(time, top), (time, top + STRIP_IN - 0.03)])
         canvas.draw_lines(ax, ticks, colors=INK, linewidths=0.8, zorder=1.5, gid="gradients")
 
     def legend(self) -> list[Artist]:
         marker = Line2D([], [], color=INK, marker="|", linestyle="", markersize=7, label="a gradient is ready")
-        strip = Patch(facecolor=STRIP, label="from the first gradient to the last")
-        return [marker, strip] if self.model.gradients else []
+        return [marker] if self.model.gradients else []
 
     def notes(self, ax: Axes) -> list[str]:
         return _too_many(self.model.gradients_left_out, "gradient")
@@ -208,6 +244,4 @@ def _edges(model: TimelineModel, rank: int, bar: Bar | None) -> tuple[float, flo
     """Return top and bottom of the bar that an arrow touches, or the middle of the lane."""
     if bar is None:
         return (model.lanes[rank].middle,) * 2
-    top, bottom = model.ends(bar)
-    thinner = THIN * (bottom - top) if bar.waited_ns and bar.last_arrival_ns >= bar.end_ns else 0.0
-    return top + thinner, bottom - thinner
+    return model.ends(bar)

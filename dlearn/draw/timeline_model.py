@@ -15,9 +15,9 @@ from dlearn.analysis.replay.local_activity import spans_without_calls
 from dlearn.analysis.volume.flows import count_messages
 from dlearn.draw import canvas
 from dlearn.draw.canvas import width_in
-from dlearn.draw.palette import SERIES, WORKS, Look, look, plain
+from dlearn.draw.palette import SERIES, WORKS, Look, look, look_of, plain
 from dlearn.draw.timeline_layout import Lane, arrows_of, depths, lane_groups, rows_for, stack
-from dlearn.events.event import NOT_OBSERVED, Collective, Gradient, Span
+from dlearn.events.event import NOT_OBSERVED, Collective, Gradient, PhaseSpan, Span
 from dlearn.events.event_table import NONE
 from dlearn.join.ends import End, payload_bytes
 from dlearn.join.joining import all_ranks, operations
@@ -28,13 +28,12 @@ from dlearn.join.wait_times import waited_until_ns
 from dlearn.shown import size_text, time_text
 from dlearn.trace import Trace
 
-BINS = 200
-MOST_BARS = 4000  # Bars, spans or ticks. More are too narrow: utilization is drawn instead of bars.
+MOST_BARS = 4000  # Bars, spans or ticks: more are too narrow.
+_LEAST_SHARE = 200  # Of many spans those are drawn that last longer than the time shown through this.
 MOST_SPAN_ROWS = 3
 _ROOM_FOR_STUCK = 0.6  # Share of the observed time by which calls without an end outlast it.
 _LANES_WIDTH = 0.86  # Share of the figure's width that lanes usually have.
 _MOST_RANKS = 64
-THIN = 0.3  # Share of a bar's height that waiting leaves free on either side.
 _MOST_NAMED = 4  # Ranks that have their spans' names each.
 State = Literal["ended", "failed", "stuck", "not observed", "absent"]
 
@@ -46,27 +45,20 @@ class TimelineModel:
         """Choose what is shown of this trace, with arrows of `derived` messages if asked for."""
         shown = operations(trace)
         self.trace, self.calls = trace, shown.calls
-        self.crowded = len(self.calls) > MOST_BARS
-        """Whether calls are too many for bars: `bars` has only those that went wrong."""
-        begun = set() if self.crowded or trace is not trace.whole else _start_up(shown)
+        begun = set() if trace is not trace.whole else _start_up(shown)
         drawn = [each for each in shown if id(each) not in begun] if begun else shown
         first_ns = min((each.start_ns for each in drawn), default=0) if begun else None
         self.start_ns, self.end_ns = _window(trace, self.calls, first_ns)
         length_ns, everyone = self.end_ns - self.start_ns, ranks_shown(trace)
-        if self.crowded:  # Only the first that some rank did not begin or end.
-            wrong = [each for each in shown.unusual() if each.missing or each.pending or each.failed]
-            called = wrong[: MOST_BARS // 100]
-        else:
-            called = [each for each in drawn if not is_control(each)]
+        called = [each for each in drawn if not is_control(each)]
         bars = bars_of(called, trace, until_ns=self.end_ns)
-        longest = None if self.crowded else _longest_wait(bars)
+        longest = _longest_wait(bars)
         own = canvas.never_came(trace)
         own = own or ([] if longest is None else [longest.rank, longest.waited_for])
         self.groups = lane_groups(self.calls, everyone, length_ns, own=own)
         """Rank with a lane -> the ranks that it stands for, itself included."""
-        # Below the utilization of a rank, where there is one.
         bars = [bar for bar in bars if bar.rank in self.groups]
-        self.bars = _in_rows(bars, length_ns // 250, first_row=int(self.crowded))
+        self.bars = _in_rows(bars, length_ns // 250)
         gradients = trace.rows.where(trace.table.is_a(Gradient))
         have_room = len(gradients) <= MOST_BARS
         self.gradients_left_out = 0 if have_room else len(gradients)
@@ -78,15 +70,18 @@ class TimelineModel:
         self.arrows, self.no_room = arrows_of(drawn, [*self.groups], self.sums, points_per_ns=scale, derived=derived)
         self.hidden = 0 if derived else self.sums.derived
         self.start_up = len(begun)  # Calls that RPC made before the program's first.
-        self.control = 0 if self.crowded else len(drawn) - len(called)
+        self.control = len(drawn) - len(called)
         """Calls that RPC makes for itself."""
 
     def _choose_spans(self) -> None:
-        """Keep the spans that have room, each with its row in its lane and the shade of its box."""
+        """Keep the phases and spans that have room, each span with its row in its lane and the shade of its box."""
         trace, table, first = self.trace, self.trace.table, next(iter(self.groups), None)
+        phases = trace.rows.where(table.is_a(PhaseSpan))
+        computing = phases.of(PhaseSpan) if len(phases) <= MOST_BARS else ()
+        self.phases = [span for span in computing if span.rank in self.groups]
         found = trace.rows.where(table.is_a(Span))
         lasted_ns = np.where(table.end_ns == NONE, self.end_ns, table.end_ns) - table.start_ns
-        wide = lasted_ns > (self.end_ns - self.start_ns) // BINS
+        wide = lasted_ns > (self.end_ns - self.start_ns) // _LEAST_SHARE
         wide |= len(found) <= MOST_BARS
         self.spans_left_out = int((~wide).sum())
         spans = [span for span in found.where(wide).of(Span) if span.rank in self.groups]
@@ -117,8 +112,8 @@ class TimelineModel:
 
     @cached_property
     def longest_wait(self) -> Bar | None:
-        """Return the bar that waits longest, where calls have room and none hangs."""
-        return None if self.crowded or hang_finding(self.trace) else _longest_wait(self.bars)
+        """Return the bar that waits longest, where none hangs."""
+        return None if hang_finding(self.trace) else _longest_wait(self.bars)
 
     def ms(self, at_ns: int) -> float:
         """Return the time in ms from the first event shown."""
@@ -139,7 +134,7 @@ def _longest_wait(bars: Sequence[Bar]) -> Bar | None:
     return max((bar for bar in bars if bar.waited_ns > 0), key=lambda bar: bar.waited_ns, default=None)
 
 
-def _in_rows(bars: Sequence[Bar], least_ns: int, *, first_row: int) -> list[Bar]:
+def _in_rows(bars: Sequence[Bar], least_ns: int) -> list[Bar]:
     """Give a collective one row on all ranks, and a bucket one in all steps, as the calls of two ranks by RPC."""
     same = [id(bar.operation) if is_collective(bar.operation) else (index,) for index, bar in enumerate(bars)]
     kinds = [_kind(bar) for bar in bars]
@@ -150,7 +145,7 @@ def _in_rows(bars: Sequence[Bar], least_ns: int, *, first_row: int) -> list[Bar]
     apart = rows_for([((bar.rank, kind), *when) for bar, kind, when in zip(bars, kinds, times, strict=True)], same)
     ranks = [(bar.rank, *when) for bar, when in zip(bars, times, strict=True)]
     rows = rows_for(ranks, list(zip(kinds, apart, strict=True)))
-    return [replace(bar, row=first_row + row) for bar, row in zip(bars, rows, strict=True)]
+    return [replace(bar, row=row) for bar, row in zip(bars, rows, strict=True)]
 
 
 def _kind(bar: Bar) -> Hashable:
@@ -225,7 +220,7 @@ class Bar:
     end_ns: int
     state: State
     labels: tuple[str, ...]  # What to write on it, the longest first.
-    look: Look  # Operations that are all of one kind have a hue each, the same on all ranks.
+    look: Look
     row: int = 0  # In the lane of its rank.
 
     @property
@@ -244,16 +239,13 @@ class Bar:
 def bars_of(shown: Sequence[Operation], trace: Trace, *, until_ns: int) -> list[Bar]:
     """Return a bar for each end of each operation, also for those that never came; without an end until `until_ns`."""
     bars: list[Bar] = []
-    kinds = {look(operation.op).family if is_collective(operation) else "" for operation in shown}
-    one_kind = len(kinds) == 1 < len(shown) and kinds != {""}
     # A hue for each function called by RPC, the program's own before torch's, as long as there are hues.
     called = Counter(filter(None, map(function_of, shown)))
     first = sorted(called, key=lambda name: (name.startswith("_"), -called[name]))
     hues = zip(first, SERIES[:5], strict=False)
     functions = {name: Look(f"call of {plain(name, most=30)}", hue) for name, hue in hues}
-    for place, operation in enumerate(shown):
-        hue = SERIES[(operation.bucket.index if operation.bucket else place) % len(SERIES)]
-        own = Look(look(operation.op).family, hue) if one_kind else functions.get(function_of(operation))
+    for operation in shown:
+        own = look_of(operation) if operation.bucket else functions.get(function_of(operation))
         bars += [_bar(operation, end, trace, until_ns, own) for end in operation.ends]
         bars += [_absent(operation, rank, trace, until_ns) for rank in operation.missing if rank in trace.ranks]
     return sorted(bars, key=lambda bar: bar.start_ns)

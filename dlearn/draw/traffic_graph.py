@@ -1,7 +1,7 @@
 """The traffic graph: an arrow from each rank to each rank that it sends to, with the bytes written beside it.
 
-Ranks are on an ellipse, clockwise from the top; one that takes part in every arrow is in the middle. All lengths are
-points, and y grows upwards.
+Ranks are on an ellipse, clockwise from the top; one that takes part in every arrow is in the middle. What goes along a
+tree is drawn as a tree. All lengths are points, and y grows upwards.
 """
 
 import math
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import chain, combinations
 from typing import Any, NamedTuple
 
+import networkx as nx
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -17,7 +18,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Patch
 
 from dlearn import analysis
-from dlearn.analysis.findings import hang_finding, pair_sentences, traffic_finding
+from dlearn.analysis.findings import hang_title, pair_sentences, traffic_finding
 from dlearn.analysis.volume.traffic import Traffic
 from dlearn.draw import canvas
 from dlearn.draw.canvas import Box, in_legend, points
@@ -39,6 +40,7 @@ _OUTSIDE_PT = 24.0  # Room around the ellipse for labels.
 _LABEL_PT = 1.25 * TEXT_PT
 _APART_PT, _BESIDE_PT = 3.0, 3.5
 _BEND = 0.22
+_LAYER_PT = 66.0  # Between the layers of a tree.
 _LONGEST_PT = 250.0  # Between two ranks that stand side by side.
 _FLATTEST = 1.75
 _ALONG = (50, 42, 58, 34, 66, 27, 73, 20, 80)  # Percent of an arrow: where its label may be.
@@ -72,12 +74,13 @@ class Arrow:
         return MISSING if self.how == "missing" else look(self.op).line
 
 
+@canvas.for_cells
 def traffic_graph(trace: Trace, *, ax: Axes | None = None) -> Axes:
     """Draw the ranks in a circle, clockwise from the top, and an arrow for each pair that sends, with its bytes.
 
     More than 24 ranks, or 60 arrows, or more than have room, are drawn as `traffic` draws them.
     """
-    sent, hang = analysis.traffic(trace), hang_finding(trace)
+    sent, hang = analysis.traffic(trace), hang_title(trace)
     arrows = arrows_of(sent)
     pairs = [arrow.pair for arrow in arrows]
     ranks = sorted({*sent.ranks, *chain.from_iterable(pairs)})
@@ -202,7 +205,29 @@ def on_circle(count: int) -> list[Point]:
 def height_pt(ranks: Sequence[int], pairs: Sequence[Pair]) -> float:
     """Return the height at which so many ranks can be read."""
     around = len(ranks) - (hub_of(ranks, pairs) is not None)
+    if layers := tree_layers(pairs):
+        return 2 * _OUTSIDE_PT + _LAYER_PT * (len(layers) - 1)
     return 56.0 if len(ranks) < 2 else 110.0 if around <= 2 else min(150.0 + 30.0 * around, 430.0)
+
+
+def tree_layers(pairs: Collection[Pair]) -> list[list[int]]:
+    """Return the ranks of each layer, the root's first, if these pairs are the edges of a tree of some depth."""
+    edges = nx.DiGraph(pairs)
+    for down in (edges, edges.reverse()):
+        if len(pairs) > 2 and nx.is_arborescence(down):
+            (root,) = (rank for rank, above in down.in_degree if not above)
+            layers = [*nx.bfs_layers(down, root)]
+            return layers if len(layers) > 2 else []
+    return []
+
+
+def in_layers(layers: Sequence[Sequence[int]]) -> dict[int, Point]:
+    """Return the place of each rank: across and up, from -1 to 1."""
+    places: dict[int, Point] = {}
+    for depth, layer in enumerate(layers):
+        up = 1 - 2 * depth / (len(layers) - 1)
+        places |= {rank: ((2 * at + 1) / len(layer) - 1, up) for at, rank in enumerate(layer)}
+    return places
 
 
 def hub_of(ranks: Sequence[int], pairs: Collection[Pair]) -> int | None:
@@ -219,7 +244,13 @@ def place_ranks(names: Mapping[int, str], pairs: Sequence[Pair], size: Point) ->
     center = size[0] / 2, size[1] / 2
     places = {} if hub is None else {hub: Spot(center, halves[hub])}
     wide, high = size[0] / 2 - max(halves.values()) - _PAD_PT, size[1] / 2 - _NODE_PT / 2 - _OUTSIDE_PT
-    if len(around) == 1:
+    layers = tree_layers(pairs)
+    if layers and len({*chain.from_iterable(layers)} & {*names}) == len(names):
+        spots = in_layers(layers)
+        around, offsets = [*spots], [*spots.values()]
+        high = size[1] / 2 - _NODE_PT
+        places.clear()
+    elif len(around) == 1:
         offsets = [(0.0, 0.0)]
     elif len(around) == 2:
         wide = min(wide, _LONGEST_PT if hub is not None else _LONGEST_PT / 2)

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 
 from dlearn import analysis
-from dlearn.analysis.findings import hang_finding, pair_sentences, traffic_finding, wire_finding
+from dlearn.analysis.findings import hang_title, pair_sentences, traffic_finding, wire_finding
 from dlearn.analysis.volume.traffic import Matrix, Traffic, WireTraffic
 from dlearn.draw import canvas, palette
 from dlearn.draw.canvas import points
@@ -31,6 +31,7 @@ _BYTES: dict[Bytes, Callable[[Trace], Traffic | WireTraffic]] = {
 }
 
 
+@canvas.for_cells
 def traffic(trace: Trace, *, bytes: Bytes = "payload", ax: Axes | None = None) -> Axes:
     """Draw bytes as a matrix: a row for each sender, a column for each receiver, the number in each cell.
 
@@ -43,7 +44,7 @@ def traffic(trace: Trace, *, bytes: Bytes = "payload", ax: Axes | None = None) -
 
 def draw_matrix(trace: Trace, sent: Traffic | WireTraffic, ax: Axes | None, *why: str) -> Axes:
     """Draw it, with the hang as its title if there is one; `why` it is no other picture stands below."""
-    hang, marked = hang_finding(trace), canvas.in_red(trace)
+    hang, marked = hang_title(trace), canvas.in_red(trace)
     if ax is None:
         cells = len(sent.ranks) + _margin(len(sent.ranks))
         left = canvas.left_margin_in([plain(sent.labels[rank]) for rank in sent.ranks]) + 0.25
@@ -64,7 +65,7 @@ def draw_matrix(trace: Trace, sent: Traffic | WireTraffic, ax: Axes | None, *why
 
 
 def draw_cells(ax: Axes, sent: Matrix) -> None:
-    """Draw the cells, the darker the more bytes; grey on the diagonal, where nothing travels."""
+    """Draw the cells, the darker the more bytes; white where a rank sends itself nothing."""
     count = len(sent.ranks)
     boxes, faces = [], []
     for row, src in enumerate(sent.ranks):
@@ -83,7 +84,7 @@ def _margin(count: int) -> float:
 def _shade(sent: Matrix, src: int, dst: int) -> str | tuple[float, float, float]:
     size = sent.sizes.get((src, dst), 0)
     if not size:
-        return palette.TO_ITSELF if src == dst else palette.LANE
+        return "white" if src == dst else palette.LANE
     red, green, blue, _ = _SHADES(size / max(sent.sizes.values()))
     return red, green, blue
 
@@ -101,12 +102,12 @@ def write_numbers(ax: Axes, sent: Matrix) -> list[str]:
         if size >= SMALLEST_PT:
             _write_all(ax, sent, text, size)
             all_send = sum(src != dst for src, dst in sent.sizes) == len(sent.ranks) * (len(sent.ranks) - 1)
-            return [f"{unit}{'' if all_send else 'A dot: nothing sent. '}Grey: a rank to itself."]
+            return [] if all_send and not unit else [f"{unit}{'' if all_send else 'A dot: nothing sent.'}"]
     draw_sums(ax, sent)
     longest = max(map(max, _sums(sent)))
     return [
         f"The shade grows with the bytes, to {size_text(most)}; the longest bar is {size_text(longest)}."
-        " Grey: a rank to itself. analysis.traffic has each number."
+        " analysis.traffic has each number."
     ]
 
 

@@ -32,16 +32,3 @@ def disjoint(start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray
     begun = start[order]
     begun[1:] = np.maximum(begun[1:], reached[:-1])
     return begun, np.maximum(begun, reached)
-
-
-def spread(start: np.ndarray, end: np.ndarray, amount: np.ndarray, *, bins: int) -> np.ndarray:
-    """Return the amount in each bin, each spread evenly from `start` to `end` (both in bins)."""
-    first, last = (np.clip(at.astype(np.int64), 0, bins - 1) for at in (start, end))
-    within = first == last
-    total = np.bincount(first[within], amount[within], bins).astype(float)
-    start, end, first, last = start[~within], end[~within], first[~within], last[~within]
-    rate = amount[~within] / (end - start)
-    total += np.bincount(first, rate * (first + 1 - start), bins) + np.bincount(last, rate * (end - last), bins)
-    # The bins between the first and the last are full: the rate begins in one and stops in the other.
-    steps = np.bincount(first + 1, rate, bins) - np.bincount(last, rate, bins)
-    return np.asarray(total + np.cumsum(steps))

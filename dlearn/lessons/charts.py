@@ -26,6 +26,8 @@ class Series(NamedTuple):
     """Worked out, not measured: drawn dashed and without markers."""
     between: Literal["line", "steps", ""] = "line"
     """What joins two points: a line, a step where the value stays until the next one, or nothing."""
+    like: str = ""
+    """The label of the line whose colour it has."""
 
 
 def lines(
@@ -46,8 +48,10 @@ def lines(
     ax = canvas.new_axes(height_in=HEIGHT_IN, left_in=0.95, right_in=0.3)
     canvas.describe(ax, f"{y}, over {x}: {'; '.join(series)}.")
     handles: list[Artist] = []
+    hues = [label for label, line in series.items() if not line.like]
     for place, (label, line) in enumerate(series.items()):
-        color, marker = SERIES[place % len(SERIES)], "" if line.derived else _MARKERS[place % len(_MARKERS)]
+        color = SERIES[hues.index(line.like or label) % len(SERIES)]
+        marker = "" if line.derived else _MARKERS[place % len(_MARKERS)]
         style = LINES["derived" if line.derived else "observed"] if line.between else ""
         steps = "steps-post" if line.between == "steps" else "default"
         ax.plot(

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import base64
 import html
 import time
 import weakref
@@ -19,7 +18,7 @@ from dlearn.analysis import iteration, reconcile
 from dlearn.cluster import Cluster
 from dlearn.draw import canvas
 from dlearn.draw.palette import COUNTED, INK, LINES, TEXT_PT, look, text_width
-from dlearn.draw.save import closed_after, png_of
+from dlearn.draw.save import closed_after, figure_of, html_of
 from dlearn.errors import DlearnError, SetupError, optional
 from dlearn.lessons import split
 from dlearn.lessons.split import Size
@@ -108,8 +107,7 @@ class Knobs:
             )
             for name, choices in CHOICES.items()
         }
-        self.picture = ipywidgets.Image(format="png", layout=ipywidgets.Layout(max_width="100%"))
-        self.said = ipywidgets.HTML()
+        self.picture, self.said = ipywidgets.HTML(), ipywidgets.HTML()
         wrapped = ipywidgets.Layout(flex_flow="row wrap")
         above = ipywidgets.Box([*self.sliders.values()], layout=wrapped)
         self.widget: VBox = ipywidgets.VBox([above, self.said, self.picture])
@@ -135,12 +133,12 @@ class Knobs:
 
     def _ask_and_draw(self) -> None:
         start = time.monotonic()
+        self.said.value = "Both jobs run again: the picture is still that of the sliders before."
         size = Size(**{name: slider.value for name, slider in self.sliders.items()})
         self.answer = self.bytes.ask(size)
         self.bars = bars_of(self.answer)
         with closed_after():
-            self.png = png_of(byte_bars(self.bars))
-        self.picture.value = self.png
+            self.picture.value = html_of(figure_of(byte_bars(self.bars)))
         self.seconds = time.monotonic() - start
         self.said.value = html.escape(f"Both jobs ran again, and were counted, in {self.seconds:.2f} s.")
 
@@ -152,8 +150,7 @@ class Knobs:
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
         """Show the sliders where there is a kernel, else the picture at the time of showing."""
         bundle: dict[str, Any] = self.widget._repr_mimebundle_()
-        picture = base64.b64encode(self.png).decode()
-        return {**bundle, "image/png": picture, "text/plain": self.bars.title}
+        return {**bundle, "text/html": self.picture.value, "text/plain": self.bars.title}
 
 
 def knobs(*, B: int = 8, C: int = 8, H: int = 16, W: int = 16) -> Knobs:

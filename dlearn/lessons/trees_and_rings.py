@@ -7,7 +7,7 @@ Int. J. of High Performance Computing Applications 19(1), 2005; the time of addi
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from statistics import median
 from typing import NamedTuple
@@ -144,34 +144,23 @@ def measurements(trace: Trace, *, op: str = "send") -> list[Measurement]:
 
 
 def fit(measured: Iterable[Measurement]) -> Model:
-    """Fit latency and bandwidth to the times of single messages of at least two sizes."""
-    return _least_squares([(Cost(1, size), time) for size, time in medians_of(measured).items()])
-
-
-def fit_all_reduce(measured: Mapping[str, Iterable[Measurement]], ranks: int) -> Model:
-    """Fit the same to all-reduces, by algorithm: the cost of a step when all ranks work."""
-    return _least_squares(
-        [(cost(name, ranks, size), t) for name, found in measured.items() for size, t in medians_of(found).items()]
-    )
-
-
-def _least_squares(medians: Sequence[tuple[Cost, float]]) -> Model:
-    """Fit both constants, neither negative.
+    """Fit latency and bandwidth, neither negative, to the times of single messages of two sizes or more.
 
     The error is minimized relative to the measured time: microseconds of a small message count as
     much as milliseconds of a large one.
     """
-    if len({spent.bytes / spent.steps for spent, _ in medians}) < 2:
+    medians = medians_of(measured)
+    if len(medians) < 2:
         raise DlearnError("a fit needs messages of at least two sizes, one small and one large.")
-    # Minimize the sum of (steps / time * latency + bytes / time / bandwidth - 1)^2, both columns of one length.
-    rows = np.array([(spent.steps / time, spent.bytes / time) for spent, time in medians])
+    # Minimize the sum of (latency / time + bytes / time / bandwidth - 1)^2, both columns of one length.
+    rows = np.array([(1 / time, size / time) for size, time in medians.items()])
     length = np.linalg.norm(rows, axis=0)
     latency, per_byte = (np.linalg.lstsq(rows / length, np.ones(len(rows)), rcond=None)[0] / length).tolist()
     if per_byte <= 0:
         raise DlearnError("the larger messages took no longer than the small ones: measure larger ones, more often.")
     if latency < 0:
         latency, per_byte = 0.0, float(rows[:, 1].sum() / length[1] ** 2)
-    error = max(abs(time / (latency * spent.steps + spent.bytes * per_byte) - 1) for spent, time in medians)
+    error = max(abs(time / (latency + size * per_byte) - 1) for size, time in medians.items())
     return Model(latency_s=latency, bandwidth=1 / per_byte, error=error, medians=len(medians))
 
 

@@ -1,21 +1,22 @@
 """A walk as the facts that `player.js` reads: steps, sentences, what each rank holds, and where ranks stand."""
 
-from collections.abc import Iterable, Mapping
-from itertools import groupby
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from dlearn.analysis.replay import Change, Step, Walkthrough
 from dlearn.draw.animation import WIDTH, Spots, spots_of
 from dlearn.draw.autograd_bands import lay_out
-from dlearn.draw.palette import GRADIENT, NODE, SERIES, WORK, look
+from dlearn.draw.palette import BACKWARD, FORWARD, OPTIMIZER, SERIES, WHOLE, look
+from dlearn.events.event import Collective
 from dlearn.events.printable import printable
 from dlearn.join.autograd_graph import AutogradGraph
+from dlearn.join.ends import family_of_op
+from dlearn.join.tables.message_table import Message
 from dlearn.shown import RankNames
 
 MOST_NAMES = 8  # Of more ranks each is its number alone, if it has no name of its own.
 MIDDLE = -1  # The receiver, on the stage of a paused job, of what goes to all ranks.
-_OWN_COLORS = {"gradient": GRADIENT, "work": WORK, "node": NODE}
-"""Of steps that are no message: a gradient that is ready, work of a rank, a node that runs."""
+_COMPUTES = {"optimizer": OPTIMIZER, "backward": BACKWARD, "gradient": BACKWARD, "node": BACKWARD}
 
 Pair = tuple[int, int]  # The lanes of sender and receiver.
 
@@ -28,54 +29,67 @@ def player_facts(walk: Walkthrough) -> dict[str, Any]:
     begin_ns = min((step.at_ns for step in walk.steps), default=0)
     numbers = {panel.title: number for number, panel in enumerate(walk.panels)}
     pairs: dict[Pair, int] = {}
-    steps = []
-    for number, (_, together) in enumerate(groupby(walk.steps, key=lambda step: step.moment)):
-        for step in together:
-            facts = _step(step, lanes, begin_ns) | {"round": number}
-            if facts["dst"] >= 0:
-                pair = facts["src"], facts["dst"]
-                facts["pair"] = pairs.setdefault(pair, len(pairs))
-            steps.append(facts)
-    panels = []
+    rounds: dict[tuple[object, ...], int] = {}
+    calls: dict[int, dict[str, Any]] = {}
+    steps, panels = [], []
+    for step in walk.steps:
+        facts = _step(step, lanes, begin_ns)
+        facts["round"] = rounds.setdefault(step.moment, len(rounds))
+        if (sent := step.message) is not None:
+            if (key := id(sent.operation)) not in calls:
+                calls[key] = _call(sent, len(calls))
+            call = calls[key]
+            call["rounds"] |= {facts["round"]: True}
+            pair = pairs.setdefault((facts["src"], facts["dst"]), len(pairs))
+            facts |= {"pair": pair, "call": call["number"], "color": call["color"]}
+        steps.append(facts)
     for panel in walk.panels:
-        start = _changes(panel.start, lanes, numbers)
-        panels.append({"title": printable(panel.title), "lasting": panel.lasting, "start": start})
+        number = -1 if panel.operation is None else calls[id(panel.operation)]["number"]
+        facts = {"title": printable(panel.title), "lasting": panel.lasting, "call": number}
+        panels.append(facts | {"start": _changes(panel.start, lanes, numbers)})
     return {
-        "lanes": short if len(names) > MOST_NAMES else names,
-        "begin_us": begin_ns // 1000,
-        "steps": steps,
+        "lanes": short if len(names) > MOST_NAMES else names, "begin_us": begin_ns // 1000,
+        "steps": steps, "panels": panels, "whole": WHOLE, "stage": _stage(walk, lanes),
         "sentences": [printable(step.sentence) for step in walk.steps],
         "changes": [_changes(step.changes, lanes, numbers) for step in walk.steps],
-        "panels": panels,
+        "calls": [{**call, "rounds": [*call["rounds"]]} for call in calls.values()],
         "graphs": [_graph(graph, walk.labels) for graph in walk.graphs],
-        "stage": _stage(walk, lanes),
-        "hues": SERIES,
         "pairs": [f"{names[src]} → {names[dst]}" for src, dst in pairs],
-    }
+    }  # fmt: skip
+
+
+def _call(message: Message, number: int) -> dict[str, Any]:
+    """Return the operation's name, if it is a collective, and its hue: of a bucket the bucket's."""
+    operation = message.operation
+    bucket, color = operation.bucket, look(operation.op).color
+    name = f"{operation.op} #{operation.seq}" if isinstance(operation.ends[0], Collective) else ""
+    if bucket is not None:
+        name, color = f"{name} (bucket {bucket.index})", SERIES[bucket.index % len(SERIES)]
+    return {
+        "number": number, "name": printable(name), "color": color, "rounds": {},
+        "family": family_of_op(operation.op), "bytes": message.whole_bytes,
+        "bucket": -1 if bucket is None or bucket.model else bucket.index,
+    }  # fmt: skip
 
 
 def _step(step: Step, lanes: Mapping[int, int], begin_ns: int) -> dict[str, Any]:
+    until = -1 if step.until_ns is None else (step.until_ns - begin_ns) // 1000
+    drops = any(not change.share for change in step.changes)  # A micro-batch: it goes backward.
+    color = BACKWARD if drops else _COMPUTES.get(step.mark, _COMPUTES.get(step.op, FORWARD))
     facts: dict[str, Any] = {
-        "src": lanes[step.rank],
-        "dst": -1,
-        "bytes": 0,
+        "src": lanes[step.rank], "dst": -1, "bytes": 0, "color": color, "site": "", "hung": None,
+        "at": (step.at_ns - begin_ns) // 1000, "until": until, "highlighted": step.highlighted,
+        "part": printable(step.part), "mark": printable(_mark_of(step)), "control": step.control,
         "how": "missing" if step.absent else "observed",
-        "color": _OWN_COLORS.get(step.op) or look(step.op).color,
-        "control": step.control,
-        "at": (step.at_ns - begin_ns) // 1000,
-        "until": -1 if step.until_ns is None else (step.until_ns - begin_ns) // 1000,
-        "part": printable(step.part),
-        "mark": printable(_mark_of(step)),
-        "highlighted": step.highlighted,
-        "hung": None,
-    }
+    }  # fmt: skip
     if step.absent:
         waiting = [lanes[rank] for rank in step.waiting]
         absent = [lanes[rank] for rank in step.absent]
-        facts["hung"] = waiting, absent, _between(step.never, lanes)
+        facts["hung"], facts["color"] = (waiting, absent, _between(step.never, lanes)), look(step.op).color
     if (message := step.message) is not None:
-        facts |= {"src": lanes[message.src], "dst": lanes[message.dst]}
-        facts |= {"bytes": message.payload_bytes, "how": message.how}
+        sites = [end.site for end in message.operation.ends if end.rank == message.src]
+        facts |= {"src": lanes[message.src], "dst": lanes[message.dst], "how": message.how}
+        facts |= {"bytes": message.payload_bytes, "site": printable("".join(sites[:1]))}
     return facts
 
 
@@ -113,7 +127,32 @@ def _stage(walk: Walkthrough, lanes: Mapping[int, int]) -> dict[str, Any]:
     for step in walk.steps:
         pairs += step.never
     wires = dict.fromkeys(_between(pairs, lanes))
-    return _stage_facts(spots_of(range(len(lanes)), wires), wires)
+    spots = spots_of(range(len(lanes)), wires)
+    families = {family_of_op(message.op) for message in walk.messages}
+    tree = _tree([*wires], len(lanes)) if families == {"broadcast"} else {}
+    if families == {"reduce"}:  # Its last round is the highest row.
+        tree = _tree([(dst, src) for src, dst in reversed(wires)], len(lanes))
+    middles = spots.middles
+    if tree:
+        across, down = (WIDTH - spots.wide - 24) / max(1, len(tree) - 1), spots.high + 52
+        left, top = spots.wide / 2 + 12, spots.high / 2 + 24
+        middles = {lane: (left + across * x, top + down * y) for lane, (x, y) in tree.items()}
+    elif 4 < len(lanes) <= 8:  # Room for what stands above and below a box.
+        middles = {lane: (x, 1.25 * y) for lane, (x, y) in middles.items()}
+    return _stage_facts(spots._replace(middles=middles), wires)
+
+
+def _tree(pairs: Sequence[Pair], ranks: int) -> dict[int, Pair]:
+    """Return column and row of each rank of a tree, a row for each round; none if it is no tree."""
+    order, rows = [pairs[0][0]], {pairs[0][0]: 0}
+    last = dict(rows)  # The row of what a rank received, or sent last.
+    for src, dst in pairs:
+        if src not in rows or dst in rows:
+            return {}
+        rows[dst] = last[dst] = last[src] = last[src] + 1
+        order.insert(order.index(src) + 1, dst)  # So that no two wires cross.
+    places = {lane: (column, rows[lane]) for column, lane in enumerate(order)}
+    return places if len(order) == ranks else {}
 
 
 def circle(ranks: int, wires: Mapping[Pair, None]) -> dict[str, Any]:
@@ -121,19 +160,12 @@ def circle(ranks: int, wires: Mapping[Pair, None]) -> dict[str, Any]:
     return _stage_facts(spots_of(range(ranks), ()), wires)
 
 
-def _stage_facts(spots: Spots, wires: Mapping[Pair, None]) -> dict[str, Any]:
-    """Return the stage of `width` pixels that stage.js draws: sizes, middles of boxes, ends of wires."""
+def _stage_facts(spots: Spots, wires: Iterable[Pair]) -> dict[str, Any]:
+    """Return middles and sizes of boxes on `width` pixels; stage.js makes them fit, with wires."""
     middles = [(round(x, 1), round(y, 1)) for _, (x, y) in sorted(spots.middles.items())]
-    center = WIDTH / 2, sum(y for _, y in middles) / len(middles) if middles else 0.0
-    spots = spots._replace(middles=spots.middles | {MIDDLE: center})
-    facts = []
-    for src, dst in wires:
-        begin, end = spots.wire((src, dst), wires)
-        ends = begin, center if dst == MIDDLE else end
-        rounded = [(round(x, 1), round(y, 1)) for x, y in ends]
-        facts.append({"src": src, "dst": dst, "ends": rounded})
-    size = {"wide": spots.wide, "high": spots.high, "height": round(spots.height, 1), "width": WIDTH}
-    return {"spots": middles, "wires": facts, **size}
+    pairs = [{"src": src, "dst": dst} for src, dst in wires]
+    size = {"wide": spots.wide, "high": spots.high, "width": WIDTH}
+    return size | {"spots": middles, "wires": pairs}
 
 
 def _graph(graph: AutogradGraph, labels: RankNames) -> dict[str, Any]:
@@ -146,13 +178,7 @@ def _graph(graph: AutogradGraph, labels: RankNames) -> dict[str, Any]:
         band, column, row = layout.cells[node.key]
         nodes.append([column, tops[band] + row, printable(node.parameter or node.short)])
     names = [printable(labels[rank]) for rank in layout.bands]
-    edges = []
-    for edge in graph.edges:
-        edges.append([numbers[edge.src], numbers[edge.dst], edge.kind == "wire"])
-    return {
-        "columns": layout.columns,
-        "rows": sum(layout.rows),
-        "bands": list(zip(names, tops, layout.rows, strict=True)),
-        "nodes": nodes,
-        "edges": edges,
-    }
+    edges = [[numbers[edge.src], numbers[edge.dst], edge.kind == "wire"] for edge in graph.edges]
+    bands = list(zip(names, tops, layout.rows, strict=True))
+    size = {"columns": layout.columns, "rows": sum(layout.rows)}
+    return {**size, "bands": bands, "nodes": nodes, "edges": edges}

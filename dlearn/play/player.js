@@ -2,44 +2,27 @@
 // puts controls around it, and shows one step after the other: on a stage, as rows, or in a graph.
 
 const PLAY_MS = 1200;
-const OWN_MS = 150; // for what a rank does by itself: nothing moves
-
-const MOVES = ["Start", "Back", "Forward", "End", "Play"];
-const MOVE_BUTTONS = MOVES.map((name) => `<button type="button" data-go="${name.toLowerCase()}">${name}</button>`);
-const CONTROLS = `
-  <div class="buttons">
-    ${MOVE_BUTTONS.join(" ")}
-    <select class="phase" aria-label="Jump to a part"></select>
-    <span class="views" role="group" aria-label="Picture"></span>
-    <span class="position"></span>
-  </div>
-  <div class="choices">
-    <label hidden><input type="checkbox" class="quiet"> <span></span></label>
-    <label hidden><input type="checkbox" class="alone"> <span></span></label>
-  </div>
-  <input type="range" min="0" value="0" aria-label="Step">
-  <p class="sentence" aria-live="polite"></p>`;
-
-const TOTALS = `<table aria-label="Sent so far">
-  <thead><tr><th scope="col">sent so far</th><th scope="col">messages</th><th scope="col">bytes</th></tr></thead>
-  <tbody></tbody><tfoot></tfoot></table>`;
+const OWN_MS = 150; // for what a rank does by itself, if it changes a box
+const MOST_SITES = 6; // lines of code that stand side by side
 
 function mount(root, data) {
   const find = (selector) => root.querySelector(selector);
   const id = root.dataset.player;
   const everything = [...data.steps.keys()];
   const many = data.lanes.length > MOST_BOXES;
-  const isMessage = (number) => data.steps[number].dst >= 0;
+  const isMessage = (number) => data.steps[number]?.dst >= 0;
 
-  find(".bar").innerHTML = CONTROLS;
-  find(".totals").innerHTML = TOTALS;
+  find(".bar").innerHTML = data.controls;
+  find(".totals").innerHTML = data.totals;
   find("details").open = false;
   find("ol").replaceChildren();
   for (const sentence of data.sentences) add(find("ol"), "li", {}, sentence);
   const picture = find(".picture");
   const slider = find("input[type=range]");
   const parts = find(".phase");
+  const sites = [...new Set(data.steps.map(({ site }) => site).filter(Boolean))];
   const button = (name) => find(`[data-go=${name}]`);
+  const speed = () => Number(find(".speed").value);
 
   let played = everything; // the steps that are not hidden
   let step = data.steps.findIndex(({ hung }) => hung) + 1; // how many have been shown: of a hang, up to it
@@ -52,8 +35,8 @@ function mount(root, data) {
     const current = played[step - 1];
     width = picture.clientWidth;
     picture.replaceChildren();
-    VIEWS[view](picture, { data, id, played, step, current, moved });
-    drawHeld(find(".holds"), data, current ?? -1, view);
+    const panel = VIEWS[view](picture, { data, id, played, step, current, moved, speed: speed() });
+    drawLegend(find(".legend"), data, panel);
     showWords(current);
     showTotals();
     for (const name of ["start", "back"]) button(name).disabled = step === 0;
@@ -61,70 +44,71 @@ function mount(root, data) {
   }
 
   function showWords(current) {
-    const position = `step ${step} of ${played.length}`;
-    find(".position").textContent = position;
+    const { hung, color = "", site } = data.steps[current] ?? {};
+    find(".position").textContent = positionOf(current);
+    const shown = sites.length > MOST_SITES ? sites.filter((each) => each === site) : sites;
+    find(".sites").replaceChildren();
+    for (const each of shown) add(find(".sites"), "code", { class: each === site ? "lit" : "" }, each);
     slider.max = played.length;
     slider.value = step;
-    slider.setAttribute("aria-valuetext", position);
-    const keys = "press Play, Forward, or the right arrow key.";
-    let sentence = played.length ? `${played.length} steps to come: ${keys}` : "No message.";
+    slider.setAttribute("aria-valuetext", `step ${step} of ${played.length}`);
+    let sentence = played.length ? "Press Play, Forward, or the right arrow key." : "No message.";
     if (step) sentence = data.sentences[current];
     if (moved.length > 1) sentence = `${moved.length} messages at the same time. One of them: ${sentence}`;
-    const { hung, color = "" } = data.steps[current] ?? {};
     find(".sentence").textContent = sentence;
     find(".sentence").style.borderColor = hung ? "var(--missing)" : color;
     parts.value = data.steps[current ?? played[0]]?.part;
   }
 
+  // A reader counts the rounds of a call, or messages.
+  function positionOf(current) {
+    const { round, call } = data.steps[current] ?? {};
+    const { name, rounds } = data.calls[call] ?? {};
+    if (name) return `${name}: round ${rounds.indexOf(round) + 1} of ${rounds.length}`;
+    return `message ${played.slice(0, step).filter(isMessage).length} of ${played.filter(isMessage).length}`;
+  }
+
   function showTotals() {
-    const [counts, bytes] = [data.pairs.map(() => 0), data.pairs.map(() => 0)];
-    let unsized = 0;
-    for (const shown of played.slice(0, step).map((number) => data.steps[number])) {
-      if (shown.dst < 0 || shown.how === "missing") continue; // What never came was not sent.
-      counts[shown.pair] += 1;
-      bytes[shown.pair] += shown.bytes;
-      unsized += shown.bytes === null;
+    const rows = data.pairs.map((pair) => [pair, 0, 0]);
+    const all = ["in all", 0, 0];
+    for (const { dst, how, pair, bytes } of played.slice(0, step).map((number) => data.steps[number])) {
+      if (dst < 0 || how === "missing") continue; // What never came was not sent.
+      for (const row of [rows[pair], all]) [row[1], row[2]] = [row[1] + 1, row[2] + bytes];
+      if (bytes === null) all[0] = "in all, with some of unknown size";
     }
-    ["tbody", "tfoot"].forEach((name) => find(name).replaceChildren());
-    data.pairs.forEach((pair, i) => addTotal(find("tbody"), pair, counts[i], bytes[i]));
-    addTotal(find("tfoot"), unsized ? `in all; ${unsized} of unknown size` : "in all", sum(counts), sum(bytes));
+    for (const name of ["tbody", "tfoot"]) find(name).replaceChildren();
+    for (const row of rows) addTotal(find("tbody"), row);
+    addTotal(find("tfoot"), all);
   }
 
   // Messages that travel at the same time are shown together when it plays; of many ranks always.
-  function sameRound(number, other) {
-    return isMessage(number) && isMessage(other) && data.steps[number].round === data.steps[other].round;
-  }
-  function endOfRound() {
-    let end = step + 1;
-    while (end < played.length && sameRound(played[step], played[end])) end += 1;
-    return end;
+  function edgeOfRound(by) {
+    const roundOf = (at) => (isMessage(played[at]) ? data.steps[played[at]].round : NaN);
+    let at = step + by;
+    while (roundOf(at - 1) === roundOf(at)) at += by;
+    return at;
   }
 
-  function beginOfRound() {
-    let begin = step - 1;
-    while (begin > 0 && sameRound(played[begin - 1], played[step - 1])) begin -= 1;
-    return begin;
-  }
-
-  function go(to, together = step + 1) {
+  function go(to, isTogether = to === step + 1) {
     const before = step;
     step = Math.max(0, Math.min(played.length, to));
-    moved = step > before && step <= together ? played.slice(before, step) : [];
+    moved = isTogether && step > before ? played.slice(before, step) : [];
     show();
-    if (step === played.length) pause();
     if (step === before) return;
     const at_us = step && data.begin_us + data.steps[played[step - 1]].at;
     root.dispatchEvent(new CustomEvent("dlearn-step", { bubbles: true, detail: { step, at_us } }));
   }
 
-  function play() {
+  // What a rank does by itself is skipped, unless it changes a box.
+  function play(until = played.length) {
     if (step === played.length) go(0);
+    const ms = (number) => (isMessage(number) ? PLAY_MS / speed() : data.changes[number]?.length && OWN_MS);
+    const later = () => setTimeout(tick, ms(played[step]));
     const tick = () => {
-      if (!root.isConnected) return pause();
-      go(endOfRound(), endOfRound());
-      if (timer) timer = later();
+      go(edgeOfRound(1), true);
+      if (!timer || !root.isConnected || step >= until) return pause(); // It may have been paused.
+      timer = later();
     };
-    const later = () => setTimeout(tick, isMessage(played[step]) ? PLAY_MS : OWN_MS);
     timer = later();
     button("play").textContent = "Pause";
   }
@@ -137,27 +121,25 @@ function mount(root, data) {
 
   const moves = {
     start: () => go(0),
-    back: () => go(many ? beginOfRound() : step - 1),
-    forward: () => (many ? go(endOfRound(), endOfRound()) : go(step + 1)),
+    back: () => go(many ? edgeOfRound(-1) : step - 1),
+    forward: () => go(many ? edgeOfRound(1) : step + 1, true),
     end: () => go(played.length),
+    play: (wasPlaying) => wasPlaying || play(),
   };
   find(".buttons").addEventListener("click", ({ target }) => {
-    const move = moves[target.dataset.go];
+    const [move, wasPlaying] = [moves[target.dataset.go], timer];
     if (!move) return;
     pause();
-    move();
+    move(wasPlaying);
     // A button that has just been disabled loses the keyboard.
     if (target.disabled) picture.focus({ preventScroll: true });
   });
-  button("play").addEventListener("click", () => (timer ? pause() : play()));
-  slider.addEventListener("input", () => {
-    pause();
-    go(Number(slider.value));
-  });
+  slider.addEventListener("input", () => root.dlearnPlayer.go(Number(slider.value)));
 
   const keys = { ArrowLeft: "back", ArrowRight: "forward", Home: "start", End: "end" };
   const alsoInPicture = { ArrowUp: "back", ArrowDown: "forward" };
   root.addEventListener("keydown", (event) => {
+    if (event.target === picture) pause();
     const name = keys[event.key] ?? (event.target === picture && alsoInPicture[event.key]);
     if (!name || event.target.tagName === "SELECT" || event.altKey || event.ctrlKey || event.metaKey) return;
     event.preventDefault();
@@ -176,64 +158,71 @@ function mount(root, data) {
   });
 
   for (const name of Object.keys(VIEWS)) {
-    if (name === "graph" && !data.graphs.length) continue;
+    if (name === "graph" ? !data.graphs.length : name === "sequence" && many) continue;
     const attributes = { type: "button", "data-view": name, "aria-pressed": name === view };
-    add(find(".views"), "button", attributes, name).addEventListener("click", () => {
+    add(find(".views"), "button", attributes, name).addEventListener("click", ({ target }) => {
       view = name;
-      for (const other of root.querySelectorAll("[data-view]")) {
-        other.setAttribute("aria-pressed", other.dataset.view === view);
-      }
+      for (const other of find(".views").children) other.setAttribute("aria-pressed", other === target);
       show();
     });
   }
 
-  function offer(selector, isHidden, text) {
-    const box = find(selector);
-    box.parentNode.hidden = !everything.some(isHidden);
-    box.nextElementSibling.textContent = text;
+  function offer(isHidden, text) {
+    if (!everything.some(isHidden)) return { checked: false };
+    const label = add(find(".choices"), "label");
+    const box = add(label, "input", { type: "checkbox" });
+    label.append(` ${text}`);
     box.addEventListener("change", () => {
       const current = played[step - 1] ?? -1;
       played = everything.filter((number) => !(quiet.checked && isControl(number)) && !(alone.checked && isOwn(number)));
       go(played.filter((number) => number <= current).length);
     });
+    return box;
   }
-  const [quiet, alone] = [find(".quiet"), find(".alone")];
+  const messages = everything.filter(isMessage);
   const isControl = (number) => data.steps[number].control;
   const isOwn = (number) => messages.length && !isMessage(number) && !data.steps[number].hung;
-  const messages = everything.filter(isMessage);
-  const withData = messages.filter((number) => !isControl(number));
-  offer(".quiet", isControl, `Hide control messages: ${withData.length} of ${messages.length} carry data`);
-  offer(".alone", isOwn, `Messages only: hide ${everything.filter(isOwn).length} steps inside of ranks`);
+  const withData = messages.filter((number) => !isControl(number)).length;
+  const quiet = offer(isControl, `Hide control messages: ${withData} of ${messages.length} carry data`);
+  const alone = offer(isOwn, `Messages only: hide ${everything.filter(isOwn).length} steps inside of ranks`);
 
   // A call that was chosen in a strip on this page: the player goes to its first step, if it plays that.
   document.addEventListener("dlearn-call", ({ detail }) => {
     const at = (number) => data.begin_us + data.steps[number].at;
     const first = played.findIndex((number) => at(number) >= Math.floor(detail.at_us));
     pause();
-    const isBefore = first === 0 && at(played[0]) > detail.until_us;
-    if (first >= 0 && !isBefore) go(first + 1);
+    if (first > 0 || (first === 0 && at(played[0]) <= detail.until_us)) go(first + 1);
   });
 
   const resized = () => picture.clientWidth && picture.clientWidth !== width && show(); // 0: it is hidden
   new ResizeObserver(resized).observe(picture);
-
-  picture.tabIndex = 0;
-  picture.setAttribute("role", "group");
-  picture.setAttribute("aria-label", "The arrow keys step through this picture.");
-  find(".totals").tabIndex = 0;
+  const reads = { tabindex: 0, role: "group", "aria-label": "The arrow keys step through this picture." };
+  for (const [name, value] of Object.entries(reads)) picture.setAttribute(name, value);
   show();
+
+  // One collective moves once it is seen, until a click, a key or Python ends it.
+  const callOf = (number) => data.calls[data.steps[number].call] ?? {};
+  const buckets = messages.filter((number) => callOf(number).bucket >= 0);
+  const [first] = [...buckets, ...messages.filter((number) => callOf(number).name && data.steps[number].bytes)];
+  const seen = new IntersectionObserver((entries) => {
+    if (!entries.at(-1).isIntersecting) return;
+    seen.disconnect();
+    if (step || timer) return;
+    go(first);
+    play(played.findLastIndex((number) => callOf(number) === callOf(first)) + 1);
+  }, { threshold: 0.5 });
+  if (first !== undefined && !isCalm()) seen.observe(picture);
+  picture.addEventListener("pointerdown", pause);
   // A move from outside, as by Python, ends the playing.
-  root.dlearnPlayer = { go: (to) => (pause(), go(to)) };
+  root.dlearnPlayer = { go: (to) => (seen.disconnect(), pause(), go(to)) };
   register(id, root, (to) => (to === step || root.dlearnPlayer.go(to), step));
 }
 
-function addTotal(body, name, count, bytes) {
+function addTotal(body, [name, count, bytes]) {
   const row = add(body, "tr");
   add(row, "th", { scope: "row" }, name);
   add(row, "td", {}, count.toLocaleString("en-US"));
   add(row, "td", {}, `${bytes.toLocaleString("en-US")} B`);
 }
-
-const sum = (numbers) => numbers.reduce((total, number) => total + number, 0);
 
 mountAll("player", mount);

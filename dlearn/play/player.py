@@ -16,9 +16,11 @@ from dlearn.analysis.replay import Walkthrough, walkthrough
 from dlearn.draw.animation import animate
 from dlearn.errors import DlearnError, SetupError
 from dlearn.events.printable import printable
+from dlearn.join.message_evidence import messages as all_messages
 from dlearn.join.tables.message_table import Message, Messages
+from dlearn.notices import notice
 from dlearn.play.packing import player_facts
-from dlearn.play.page import Page, frame, name_for, pack, widget
+from dlearn.play.page import Page, frame, name_for, pack, render, widget
 from dlearn.play.static_frames import MOST_ROWS, static_frame
 from dlearn.shown import count_text, in_a_notebook
 from dlearn.trace import Trace
@@ -35,7 +37,8 @@ class Player(Page):
         self.title = printable(walk.title)
         self.sentences = tuple(printable(step.sentence) for step in walk.steps)
         self.notes = tuple(printable(note) for note in walk.notes)
-        data = pack(player_facts(walk), {})
+        markup = {name: render(f"{name}.html") for name in ("controls", "totals")}  # For scripts.
+        data = pack(player_facts(walk) | markup, {})
         self._name = name_for(self.title, data)
         facts = {"sentences": self.sentences, "most": MOST_ROWS, "notes": self.notes}
         picture = Markup(static_frame(walk))
@@ -129,4 +132,6 @@ def player(
         raise DlearnError(
             f"messages= takes the messages to play, and not {messages!r:.60}: such as dlearn.messages(trace)[:300]."
         )
+    if (count := len(all_messages(trace))) > 10_000:
+        notice(f"making a player of a trace with {count:,} messages, which takes some seconds")
     return Player(walkthrough(trace, messages=messages, title=title, tags=tags))

@@ -1,15 +1,44 @@
-// The stage: ranks as machines, and packets that move along the wires between them. Python has placed both
-// (packing.py). A box shows what its rank holds of the operation under way: a column for each piece, a colour
-// for each rank whose part is in it. Of many ranks one grid in the middle shows all that they hold.
+// The stage: ranks as machines, and packets that move along the wires between them. Python says where ranks stand
+// (packing.py). A box shows what its rank holds of the operation under way: a column for each piece, a band for each
+// rank whose part is in it, gold once it is whole. Of many ranks one grid in the middle shows all that they hold.
 
 const MOVE_MS = 650;
-const MOST_COLORS = 8; // ranks that have a colour each; of more, cells show how much is there
+const MOST_BANDS = 8; // ranks with a band each; of more, a cell is the stronger, the more of it is there
 const MOST_BOXES = 16; // ranks with a box that holds something
-const SMALL = 40; // a box that has room for its number only
+const SMALL = 34; // a box that has room for its number only
+const HEAD = 19; // above a box, for its name, and below, for what its rank does
+const MOST_GAPS = 32; // columns of a grid that stand apart
 
 function addStage(parent, stage, id, below, label) {
+  fit(stage, parent.clientWidth);
   const viewBox = `0 0 ${stage.width} ${stage.height + below}`;
   return addSvg(parent, id, { class: "stage", width: "100%", viewBox, "aria-label": label });
+}
+
+// On a narrow page boxes shrink less than the gaps between them, and none moves up or down.
+function fit(stage, width) {
+  const given = (stage.given ??= { ...stage });
+  stage.width = Math.min(given.width, width || given.width);
+  const size = Math.min(1, (given.wide > SMALL ? 0.15 : 0) + stage.width / given.width);
+  [stage.wide, stage.high] = [given.wide * size, given.high * Math.max(size, 0.75)];
+  const narrower = (stage.width - stage.wide - 10) / (given.width - given.wide - 10);
+  stage.spots = given.spots.map(([x, y]) => [stage.width / 2 + (x - given.width / 2) * narrower, y]);
+  stage.bottom = Math.max(0, ...stage.spots.map((spot) => spot[1]));
+  stage.height = Math.round(stage.bottom + stage.high / 2 + HEAD + 5);
+  for (const wire of stage.wires) wire.ends = rims(stage, wire);
+}
+
+// Both ends of a wire, at the rims of two boxes; beside the middle if packets go both ways.
+function rims({ spots, wires, wide, high, width, bottom }, { src, dst }) {
+  const middle = [width / 2, (Math.min(...spots.map((spot) => spot[1])) + bottom) / 2]; // of all ranks
+  const [[x, y], [toX, toY]] = [spots[src], spots[dst] ?? middle];
+  const far = Math.hypot(toX - x, toY - y) || 1;
+  const [across, down] = [(toX - x) / far, (toY - y) / far];
+  const above = wide < SMALL ? 2 : HEAD;
+  const rim = Math.min((wide / 2 + 3) / Math.abs(across), (high / 2 + above) / Math.abs(down), far / 2);
+  const beside = wires.some((other) => other.src === dst && other.dst === src) ? 6 : 0;
+  const along = (part) => [x + across * part - down * beside, y + down * part + across * beside];
+  return [along(rim), dst < 0 ? middle : along(far - rim)];
 }
 
 function addWire(svg, id, [from, to], state) {
@@ -17,135 +46,159 @@ function addWire(svg, id, [from, to], state) {
   add(svg, "line", { class: `wire ${state}`, ...ends, "marker-end": `url(#${id}head)` });
 }
 
-// The panel that is shown: of the operation under way, or the next one's, once no rank works towards it.
-function panelOnStage(data, until) {
-  const recent = recentPanel(data, until);
-  const changesIt = (changes) => changes.some(([panel]) => panel === recent);
-  const begins = Math.max(data.changes.findIndex(changesIt), 0);
-  const works = data.steps.slice(until + 1, begins).some(({ dst }) => dst < 0);
-  return recent < 0 || works ? data.panels.findIndex(({ lasting }) => lasting) : recent;
+// The panel in the boxes: of the operation under way, or of the next one once a rank works towards it.
+function panelOnStage({ changes, steps, panels }, until) {
+  const ofOne = (rows) => rows.find(([panel]) => !panels[panel].lasting);
+  const begun = changes.findLastIndex((rows, step) => step <= until && ofOne(rows));
+  const coming = changes.findIndex((rows, step) => step > until && ofOne(rows));
+  const [before, next] = [begun, coming].map((step) => (step < 0 ? -1 : ofOne(changes[step])[0]));
+  const isWork = ({ dst }, i) => dst < 0 && changes[begun + 1 + i].length;
+  const works = steps.slice(begun + 1, until + 1).some(isWork);
+  if (before >= 0 && (next < 0 || next === before || !works)) return { panel: before, isReady: true };
+  const isReady = !steps.slice(until + 1, Math.max(coming, 0)).some(({ dst }) => dst < 0);
+  return { panel: next < 0 ? panels.findIndex(({ lasting }) => lasting) : next, isReady };
 }
 
-// A rank that waits in an operation that never ran holds its own part, and nothing else.
-function ownParts(data, now) {
-  const waiting = now?.hung?.[0] ?? [];
-  const part = (lane) => [0, ["its own part", 1 / data.lanes.length, [lane]]];
-  return data.lanes.map((_, lane) => new Map(waiting.includes(lane) ? [part(lane)] : []));
+// For each lane its cells; before the data exist, as much of DDP's bucket as is ready; in a hang, a rank's own part.
+function heldOnStage(data, { panel, isReady }, until, now) {
+  if (isReady) return panel < 0 ? data.lanes.map(() => new Map()) : heldOn(data, panel, until);
+  const lasting = now?.hung ? -1 : data.panels.findIndex((each) => each.lasting);
+  const filling = lasting < 0 ? [] : heldOn(data, lasting, until);
+  return data.lanes.map((_, lane) => {
+    let part = filling[lane]?.get(data.calls[data.panels[panel].call].bucket);
+    if (now?.hung?.[0].includes(lane)) part = ["its own part", 0.5];
+    return new Map(part && [[0, [part[0], Math.min(1, 2 * part[1]), [lane]]]]);
+  });
 }
 
-function drawCells(box, held, data, panel) {
+function drawCells(box, held, data, { panel, isReady, color }) {
   box.replaceChildren();
-  const lasting = data.panels[panel]?.lasting; // It has words, one below the other.
-  const cells = [...held].filter(([, [text]]) => text || !lasting).sort(([a], [b]) => a - b);
-  const { wide, high } = data.stage;
-  const width = (wide - 12) / (lasting ? 1 : cells.length);
-  const height = (high - 12) / (lasting ? cells.length : 1);
-  const gap = Math.min(width, height) > 4 ? 1.5 : 0;
+  const { lanes, whole, panels, stage: { wide, high } } = data;
+  const cells = [...held].sort(([a], [b]) => a - b);
+  if (panels[panel]?.lasting) return drawWords(box, cells, data.stage);
+  const room = (wide - 12) / cells.length;
   cells.forEach(([, [text, share, owners]], number) => {
     const cell = add(box, "g", { class: "cell" });
-    const x = 6 - wide / 2 + (lasting ? 0 : width * number);
-    const y = 6 - high / 2 + (lasting ? height * number : 0);
-    const inner = { x, y, width: width - gap, height: lasting ? height - gap : height };
-    add(add(cell, "rect", { class: "slot", ...inner }), "title", {}, text || "nothing");
-    if (lasting) {
-      add(cell, "rect", { class: "share", ...inner, opacity: share });
-      const fits = width > 5.6 * text.length && height > 12;
-      if (fits) add(cell, "text", { x: x + width / 2, y: y + height / 2 + 4 }, text);
-    } else if (data.lanes.length > MOST_COLORS) {
-      add(cell, "rect", { class: "share", ...inner, opacity: share, fill: data.hues[0] });
-    } else drawOwners(cell, owners, data, inner);
-  });
-}
-
-// A band for each rank whose part is in it.
-function drawOwners(parent, owners, data, { x, y, width, height }) {
-  const band = height / data.lanes.length;
-  for (const owner of owners) {
-    const fill = data.hues[owner % data.hues.length];
-    add(parent, "rect", { x, y: y + band * owner, width, height: band - 1, fill });
-  }
-}
-
-// A row for each rank, a column for each piece: the stronger, the more of it is there.
-function drawGrid(group, held, { stage, lanes, panels }, panel) {
-  group.replaceChildren();
-  const columns = 1 + Math.max(-1, ...held.flatMap((pieces) => [...pieces.keys()]));
-  if (!columns) return;
-  const heights = stage.spots.map((spot) => spot[1]);
-  const top = Math.min(...heights);
-  const [x, y] = [stage.width / 2, (top + Math.max(...heights)) / 2];
-  const halfWide = 0.64 * (stage.width / 2 - 1.5 * stage.wide - 12);
-  const halfHigh = 0.68 * (y - top - stage.high);
-  const width = (2 * halfWide) / columns;
-  const height = (2 * halfHigh) / lanes.length;
-  held.forEach((pieces, lane) => {
-    const share = (at) => pieces.get(at)?.[1] ?? 0;
-    let begin = 0; // Neighbours with equal shares are one rectangle.
-    for (let end = 1; end <= columns; end += 1) {
-      if (end < columns && share(end) === share(begin)) continue;
-      const cells = { width: width * (end - begin), height, opacity: 0.08 + 0.92 * share(begin) };
-      const at = { x: x - halfWide + width * begin, y: y - halfHigh + height * lane };
-      add(group, "rect", { class: "heat", ...at, ...cells });
-      begin = end;
+    const [x, y, width, height] = [6 - wide / 2 + room * number, 6 - high / 2, room - (room > 4 ? 1.5 : 0), high - 12];
+    add(add(cell, "rect", { class: "slot", x, y, width, height }), "title", {}, text || "nothing");
+    const put = (more) => add(cell, "rect", { x, y, width, height, fill: color, ...more });
+    const band = height / lanes.length;
+    if (isReady && share === 1) put({ class: "whole", fill: whole });
+    else if (lanes.length > MOST_BANDS) put({ opacity: isReady ? share : 0.25 });
+    else {
+      const size = { width: width * (isReady ? 1 : share), height: band - 1 };
+      for (const owner of owners) put({ y: y + band * owner, ...size });
     }
   });
-  const { title, lasting } = panels[panel];
-  const across = lasting ? title : `${columns} pieces; the stronger, the more ranks' parts are in it`;
-  const [left, right] = [{ x: x - halfWide, y: y - halfHigh - 6 }, { x: x + halfWide, y: y + halfHigh + 14 }];
-  add(group, "text", { class: "axis", ...left }, `down: ${lanes[0]} to ${lanes.at(-1)}`);
-  add(group, "text", { class: "axis end", ...right }, `across: ${across}`);
 }
 
-function drawStage(parent, { data, id, current, moved }) {
-  const { stage, lanes, steps } = data;
-  const label = "Ranks and the wires between them; each step is told in words";
-  const svg = addStage(parent, stage, id, 34, label);
+// What a rank keeps, in as many lines as fit.
+function drawWords(box, cells, { wide, high }) {
+  const room = { x: 4 - wide / 2, y: 4 - high / 2, width: wide - 8, height: high - 8 };
+  const list = document.createElement("ul");
+  add(box, "foreignObject", room).append(list);
+  const texts = cells.map(([, [text]]) => text).filter(Boolean);
+  const most = Math.floor(high / 18) - 1;
+  if (texts.length > most + 1) texts.splice(most, Infinity, `and ${texts.length - most} more`);
+  for (const text of texts) add(list, "li", { title: text }, text);
+}
+
+// A row for each rank, a column for each piece; where each sends to each, for each sender, and no ranks around it.
+function drawGrid(group, held, { lanes, whole, stage }, { color, isMatrix }) {
+  group.replaceChildren();
+  const columns = 1 + Math.max(0, ...held.flatMap((pieces) => [...pieces.keys()]));
+  const canvas = document.createElement("canvas");
+  const [px, gap] = columns > MOST_GAPS ? [1, 0] : [16, 1];
+  [canvas.width, canvas.height] = [columns * px, lanes.length * px];
+  const ink = canvas.getContext("2d");
+  held.forEach((pieces, lane) => {
+    for (let at = 0; at < columns; at += 1) {
+      const share = pieces.get(at)?.[1] ?? 0;
+      ink.globalAlpha = 0.08 + 0.92 * share;
+      ink.fillStyle = share === 1 ? whole : color;
+      ink.fillRect(at * px, lane * px, px - gap, px - gap);
+    }
+  });
+  const middle = (stage.spots[0][1] + stage.bottom) / 2;
+  let [halfWide, halfHigh] = [0.6 * (stage.width / 2 - 2 * stage.wide), 0.66 * (middle - 2 * stage.high)];
+  if (isMatrix) halfWide = halfHigh = Math.min(stage.width, stage.bottom) / 2 - 10;
+  const place = { x: stage.width / 2 - halfWide, y: middle - halfHigh, width: 2 * halfWide, height: 2 * halfHigh };
+  add(group, "image", { class: "heat", href: canvas.toDataURL(), ...place, preserveAspectRatio: "none" });
+}
+
+function drawStage(parent, { data, id, current, moved, speed }) {
+  const { stage, lanes, steps, calls, panels } = data;
+  const svg = addStage(parent, stage, id, 0, "Ranks and the wires between them; each step is told in words");
   const now = steps[current];
   const shown = moved.length || !now ? moved : [current];
-  const packets = shown.filter((number) => steps[number].dst >= 0 && steps[number].dst !== steps[number].src);
-  const sent = packets.map((number) => steps[number]);
-  drawWires(svg, id, stage, now, sent);
-  const panel = now?.hung ? -1 : panelOnStage(data, current ?? -1);
-  const before = panel < 0 ? [] : heldOn(data, panel, (shown[0] ?? 0) - 1);
-  const after = panel < 0 ? ownParts(data, now) : heldOn(data, panel, current ?? -1);
-  const boxes = lanes.map((name, lane) => drawBox(svg, name, lane, { stage, now, sent }));
+  const all = shown.map((number) => ({ ...steps[number], changes: data.changes[number] }));
+  const sent = all.filter(({ src, dst }) => dst >= 0 && dst !== src);
+  const on = now?.hung ? { panel: -1, isReady: false } : panelOnStage(data, current ?? -1);
+  const call = calls[panels[on.panel]?.call];
+  on.color = call?.color ?? now?.color;
+  on.isMatrix = call?.family === "all_to_all" && lanes.length > MOST_BANDS;
+  const hasGrid = call && (on.isMatrix || lanes.length > MOST_BOXES || stage.wide < SMALL);
+  const after = heldOnStage(data, on, current ?? -1, now);
+  const before = heldOnStage(data, on, (shown[0] ?? 0) - 1, now);
+  const labels = add(svg, "g");
+  if (!on.isMatrix) drawWires(labels, id, stage, now, sent);
+  const runs = (lane) => ({ src, dst, hung, until }, number) => {
+    return src === lane && dst < 0 && !hung && (number === current || (number < current && until > now.at));
+  };
+  const boxes = (on.isMatrix ? [] : lanes).map((name, lane) => {
+    return drawBox(svg, name, lane, { stage, now, sent, own: steps.findLast(runs(lane)) });
+  });
   const grid = add(svg, "g");
   const fill = (held) => {
-    if (lanes.length <= MOST_BOXES) boxes.forEach((box, lane) => drawCells(box, held[lane], data, panel));
-    else if (panel >= 0) drawGrid(grid, held, data, panel);
+    if (hasGrid) drawGrid(grid, held, data, on);
+    else if (stage.wide >= SMALL) boxes.forEach((box, lane) => drawCells(box, held[lane], data, on));
   };
   fill(after);
-  drawClock(svg, data, now);
-  const drawn = packets.map((number) => {
-    const changes = data.changes[number].filter((change) => change[0] === panel);
-    const owners = changes.flatMap(([, , at]) => before[steps[number].src]?.get(at)?.[2] ?? []);
-    const packet = drawPacket(svg, steps[number], data, new Set(owners), sent.length <= MOST_COLORS);
-    return [packet, wireOf(stage, steps[number].src, steps[number].dst).ends];
+  const drawn = on.isMatrix ? [] : sent.map((step) => {
+    const ats = step.changes.filter(([panel]) => panel === on.panel).map(([, , at]) => at);
+    const isWhole = call && ats.length && ats.every((at) => before[step.src].get(at)?.[1] === 1);
+    const { ends } = wireOf(stage, step.src, step.dst);
+    if (sent.length <= MOST_BANDS) addLabel(labels, stage, ends, step);
+    return [drawPacket(svg, step, data, isWhole ? [data.whole] : []), ends, step.how === "missing"];
   });
-  const isMissing = ({ how }) => how === "missing";
-  const isReduced = matchMedia("(prefers-reduced-motion: reduce)").matches;
-  if (!moved.length || sent.some(isMissing) || isReduced) {
-    drawn.forEach(([packet, ends], i) => put(packet, ends, isMissing(sent[i]) ? 0.12 : 0.5, stage));
-  } else if (drawn.length) {
-    fill(panel < 0 ? after : before);
-    move(drawn, stage, () => fill(after));
+  if (!moved.length || isCalm() || drawn.some(([, , isMissing]) => isMissing)) {
+    drawn.forEach(([packet, ends, isMissing]) => put(packet, ends, isMissing ? 0.12 : 0.5, stage));
+  } else if (sent.length) {
+    move(svg, speed, (part) => {
+      drawn.forEach(([packet, ends]) => put(packet, ends, part, stage));
+      if (part && part < 1 && !on.isMatrix) return;
+      const came = part < 1 ? sent.slice(0, part * sent.length) : [];
+      for (const [, lane, at, ...cell] of came.flatMap(({ changes }) => changes)) before[lane].set(at, cell);
+      fill(part < 1 ? before : after);
+    });
   }
+  return on.panel;
 }
 
+// The words of a packet stand beside the middle of its wire, unless they would lie on a box or stand there already.
+function addLabel(parent, { spots, wide, high, width }, [[x, y], [toX, toY]], step) {
+  const text = labelOf(step);
+  const half = 3.3 * text.length;
+  const at = { x: Math.max(half, Math.min(width - half, (x + toX) / 2)), y: (y + toY) / 2 - 16 };
+  const isOn = ([u, v]) => Math.abs(at.x - u) < half + wide / 2 && Math.abs(at.y - 4 - v) < high / 2 + HEAD;
+  const isThere = [...parent.querySelectorAll("text")].some(({ textContent }) => textContent === text);
+  if (!isThere && !spots.some(isOn)) add(parent, "text", { class: `label ${step.how}`, ...at }, text);
+}
+
+const isCalm = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
 const wireOf = ({ wires }, from, to) => wires.find(({ src, dst }) => src === from && dst === to);
 
 function drawWires(svg, id, stage, now, sent) {
   for (const { src, dst, ends } of stage.wires) {
     const used = sent.find((step) => step.src === src && step.dst === dst);
     const never = now?.hung?.[2].some(([from, to]) => from === src && to === dst);
-    let state = used ? `used ${used.how}` : "";
-    if (never || used?.how === "missing") state = "missing";
-    addWire(svg, id, ends, state);
+    const state = never || used?.how === "missing" ? "missing" : used && `used ${used.how}`;
+    addWire(svg, id, ends, state ?? "");
   }
 }
 
-// A rank's box, with its name, and what the rank does; returns what holds its cells.
-function drawBox(svg, name, lane, { stage, now, sent }) {
+// A rank's box, with its name, and what the rank does by itself; returns what holds its cells.
+function drawBox(svg, name, lane, { stage, now, sent, own }) {
   const { wide, high } = stage;
   const [x, y] = stage.spots[lane];
   const [waits, isAbsent] = (now?.hung ?? [[], []]).map((lanes) => lanes.includes(lane));
@@ -154,15 +207,20 @@ function drawBox(svg, name, lane, { stage, now, sent }) {
   const machine = add(svg, "g", { class: `machine ${state}`, transform: `translate(${x} ${y})` });
   add(machine, "rect", { class: "box", x: -wide / 2, y: -high / 2, width: wide, height: high, rx: 5 });
   const inside = add(machine, "g");
-  const small = wide < SMALL;
-  const above = { class: "name", y: small ? 4 : -high / 2 - 6 };
-  const text = add(machine, "text", above, small ? String(lane) : shortened(name, wide / 6.2));
+  const isSmall = wide < SMALL;
+  const above = { class: "name", y: isSmall ? 4 : -high / 2 - 6 };
+  const isNamed = !isSmall || wide > 14 || lane % 4 === 0;
+  const text = add(machine, "text", above, isSmall ? String(isNamed ? lane : "") : shortened(name, wide / 6.2));
   add(text, "title", {}, name);
-  if (now?.hung && small) return inside; // The step's sentence says it of all.
-  let work = isAbsent ? "never came" : "";
-  if (now && !now.hung && now.dst < 0 && now.src === lane) work = shortened(now.mark, wide / 5);
-  if (waits) work = "waits";
-  if (work) add(machine, "text", { class: "work", y: high / 2 + 15 }, work);
+  let [does, words] = own ? ["works", own.mark] : ["", ""];
+  if (waits) [does, words] = ["waits", "waits"];
+  if (isAbsent) [does, words] = ["absent", "never came"];
+  if (isSmall || !does) return inside; // The step's sentence says it of all.
+  const foot = { x: -wide / 2, y: high / 2 + 2, width: wide, height: HEAD - 4, rx: 3 };
+  add(machine, "rect", { class: does, ...foot, fill: does === "works" ? own.color : "none" });
+  const hatches = [...Array(Math.floor(wide / 6) - 2).keys()].map((i) => `M${6 * i - wide / 2} ${high / 2 + 17}l15-15`);
+  if (waits) add(machine, "path", { class: "hatches", d: hatches.join("") });
+  add(machine, "text", { class: `work on-${does}`, y: high / 2 + 13 }, shortened(words, wide / 6.2));
   return inside;
 }
 
@@ -174,13 +232,15 @@ function shortened(name, most) {
   return `${name.slice(0, head)}…${name.slice(name.length - (room - 1 - head))}`;
 }
 
-function drawPacket(svg, step, data, owners, labelled) {
+// `inner`: the colour of what is whole in it.
+function drawPacket(svg, step, data, inner) {
   const side = Math.min(34, 0.45 * data.stage.wide, 10 + 3 * Math.log10(1 + (step.bytes ?? 0)));
-  const square = { x: -side / 2, y: -side / 2, width: side, height: side };
   const packet = add(svg, "g", { class: `packet ${step.how}` });
-  add(packet, "rect", { ...square, rx: 2, fill: step.color });
-  if (data.lanes.length <= MOST_COLORS) drawOwners(packet, owners, data, square);
-  add(packet, "text", { y: -side / 2 - 5 }, labelled ? labelOf(step) : "");
+  [step.color, ...inner].forEach((fill, i) => {
+    const size = side * (i ? 0.6 : 1);
+    add(packet, "rect", { x: -size / 2, y: -size / 2, width: size, height: size, rx: 2, fill });
+  });
+  add(packet, "text", { y: -side / 2 - 5 });
   return packet;
 }
 
@@ -193,28 +253,16 @@ function put(packet, [from, to], along, { width }) {
   text.setAttribute("x", Math.max(half - x, Math.min(0, width - half - x)));
 }
 
-function move(packets, stage, arrived) {
+// Calls `at` for each frame, with the part of the way from 0 to 1.
+function move(svg, speed, at) {
   let begun = null;
-  const putAll = (part) => packets.forEach(([packet, ends]) => put(packet, ends, part, stage));
   const frame = (time) => {
-    if (!packets[0][0].isConnected) return;
+    if (!svg.isConnected) return;
     begun ??= time;
-    const part = Math.min(1, (time - begun) / MOVE_MS);
-    putAll(part < 0.5 ? 2 * part * part : 1 - 2 * (1 - part) ** 2);
+    const part = Math.min(1, ((time - begun) * speed) / MOVE_MS);
+    at(part < 0.5 ? 2 * part * part : 1 - 2 * (1 - part) ** 2);
     if (part < 1) requestAnimationFrame(frame);
-    else arrived();
   };
-  putAll(0);
+  at(0);
   requestAnimationFrame(frame);
-}
-
-function drawClock(svg, { steps, stage: { width, height } }, now) {
-  const end = Math.max(...steps.map(({ at, until }) => Math.max(at, until)));
-  if (!(end > 0)) return; // No step has a known duration.
-  const cx = 12 + ((width - 24) * (now ? Math.max(now.at, now.until) : 0)) / end;
-  add(svg, "line", { class: "clock", x1: 12, x2: width - 12, y1: height + 8, y2: height + 8 });
-  add(svg, "circle", { class: "hand", cx, cy: height + 8, r: 5 });
-  add(svg, "text", { class: "axis", x: 12, y: height + 26 }, "0 ms");
-  const text = `${(end / 1000).toFixed(2)} ms`;
-  add(svg, "text", { class: "axis end", x: width - 12, y: height + 26 }, text);
 }

@@ -2,7 +2,7 @@
 
 Steps are DDP's training steps; where there are none, the user's spans that are called the same up
 to a number ("step 3", "iteration 7"), or FSDP's from one optimizer's step to the next. A step is
-odd if it took more than twice the median, and more than all but a few steps do.
+odd if it took more than twice the median, or half as much again where all others are nearly equal.
 """
 
 from bisect import bisect_left
@@ -26,8 +26,9 @@ from dlearn.join.training_phases import ENDLESS, numbered_steps
 from dlearn.shown import Paragraph, RankNames, Result, Table, capitalized, count_text, ms, time_text, waits
 from dlearn.trace import Trace
 
-ODD = 2.0
-"""An odd step takes so many times the median."""
+ODD, ODD_AMONG_EQUALS, APART = 2.0, 1.5, 8.0
+"""An odd step takes more than two medians; or 1.5, if it is eight times as far from the median as
+the next."""
 _FEWEST = 5
 """Of fewer steps none is called odd."""
 _ROWS_SHOWN = 12
@@ -140,8 +141,10 @@ class RunSteps(Result, frozen=True):
         lengths = {at: length for at, length in self.finished.items() if at}
         if len(lengths) < _FEWEST:
             return None
+        middle, (second, most) = median(lengths.values()), sorted(lengths.values())[-2:]
+        alone = most > ODD_AMONG_EQUALS * middle and most - middle > APART * (second - middle)
         longest = max(lengths, key=lambda at: lengths[at])
-        return longest if lengths[longest] > ODD * median(lengths.values()) else None
+        return longest if alone or most > ODD * middle else None
 
     @property
     def reported(self) -> int | None:

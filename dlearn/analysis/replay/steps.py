@@ -36,12 +36,13 @@ class StatePanel(msgspec.Struct, frozen=True):
     """The state of one thing on each rank, by index: pieces of a tensor, or buckets of a model.
 
     `start` is what ranks hold before the first step. A `lasting` panel stays in sight; the others
-    belong to one operation, in pieces that are known by their numbers.
+    belong to one `operation`, in pieces that are known by their numbers.
     """
 
     title: str
     start: tuple[Change, ...] = ()
     lasting: bool = False
+    operation: Operation | None = None
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,12 +78,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def moment(self) -> tuple[object, ...]:
         """Return what is equal for steps of one moment: operation and step; of activity, (None,)."""
-        message = self.message
-        if message is None:
-            return (None,)
-        if message.how in ("derived", "missing"):
-            return id(message.operation), message.step
-        return id(message.operation), id(message)
+        sent = self.message
+        return (None,) if sent is None else (id(sent.operation), sent.step)
 
 
 class Walkthrough(msgspec.Struct, frozen=True, kw_only=True):

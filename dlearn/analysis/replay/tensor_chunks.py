@@ -8,9 +8,10 @@ counted twice, it is not known from outside what the rank made of them: "?".
 Only operations that are known in full from their beginning are replayed: one unseen message may change what follows.
 """
 
-from collections import defaultdict, deque
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence, Set
-from itertools import chain, count, pairwise
+from itertools import chain, count
 
 from dlearn.analysis.replay.steps import Change, StatePanel, WalkParts
 from dlearn.events.event import Collective
@@ -43,19 +44,21 @@ def pieces(trace: Trace, messages: Sequence[Message], walk: WalkParts) -> None:
         is_collective = isinstance(message.operation.ends[0], Collective)
         if message.whole_bytes and message.how != "missing" and is_collective:
             of_operation[id(message.operation)][index] = message
-    not_shown = {f"more than {_MOST_PIECES} pieces": 0, "not all that was sent is here": 0}
-    crowded, partly = not_shown
+    not_shown: Counter[str] = Counter()
     summed = False
     for by_index in of_operation.values():
         shown = list(by_index.values())
         operation, cuts = shown[0].operation, _cuts(shown)
+        if family_of_op(operation.op) == "all_to_all":
+            _exchange(walk, operation, by_index, trace)
+            continue
         begin = _begin(operation, shown, cuts)
         if begin is None:
             continue
         if len(cuts) > _MOST_PIECES + 1:
-            not_shown[crowded] += 1
+            not_shown[f"more than {_MOST_PIECES} pieces"] += 1
         elif not _from_the_beginning(operation, shown):
-            not_shown[partly] += 1
+            not_shown["not all that was sent is here"] += 1
         else:
             summed |= _play(walk, operation, by_index, cuts, begin, trace)
     if walk.panels:
@@ -63,8 +66,7 @@ def pieces(trace: Trace, messages: Sequence[Message], walk: WalkParts) -> None:
     if summed:
         walk.notes.append(_REDUCTION)
     for why, times in not_shown.items():
-        if times:
-            walk.notes.append(f"{_NOT_SHOWN} {times:,} of the collectives: {why}.")
+        walk.notes.append(f"{_NOT_SHOWN} {times:,} of the collectives: {why}.")
 
 
 def _from_the_beginning(operation: Operation, shown: Sequence[Message]) -> bool:
@@ -113,13 +115,9 @@ def _begin(operation: Operation, messages: Sequence[Message], cuts: Sequence[int
 
 
 def _play(
-    walk: WalkParts,
-    operation: Operation,
-    messages: dict[int, Message],
-    cuts: Sequence[int],
-    begin: Holding,
-    trace: Trace,
-) -> bool:
+    walk: WalkParts, operation: Operation, messages: dict[int, Message],
+    cuts: Sequence[int], begin: Holding, trace: Trace,
+) -> bool:  # fmt: skip
     """Add one operation to the walk; return whether a rank came to hold a whole sum."""
     members, summed = operation.group.members, family_of_op(operation.op) in _SUMS
     whole_sum = (1 << len(members)) - 1
@@ -132,7 +130,7 @@ def _play(
         return Change(title, rank, piece, text, share, tuple(owners))
 
     start = [change(*key, mask) for key, mask in begin.items()]
-    walk.panels.append(StatePanel(title, tuple(start)))
+    walk.panels.append(StatePanel(title, tuple(start), operation=operation))
     contents = _contents(list(messages.values()), cuts, begin)
     holds = dict(begin)
     came = set[int]()
@@ -145,6 +143,20 @@ def _play(
             held.add(_held_text(mask, names, summed=summed))
         walk.words[index] = _words(rank, held, list(content), len(cuts) - 1, trace)
     return summed and whole_sum in came
+
+
+def _exchange(walk: WalkParts, operation: Operation, sent: dict[int, Message], trace: Trace) -> None:
+    """Add an all-to-all: a rank has its own part for itself, and gets one from each other rank."""
+    members, first = operation.group.members, next(iter(sent.values()))
+    title = _title(operation, size_text(first.whole_bytes), {panel.title for panel in walk.panels})
+
+    def came(dst: int, src: int) -> Change:
+        return Change(title, dst, members.index(src), trace.labels.short(src), 1.0, (src,))
+
+    start = tuple(came(rank, rank) for rank in members)
+    walk.panels.append(StatePanel(title, start, operation=operation))
+    for index, message in sent.items():
+        walk.changes[index].append(came(message.dst, message.src))
 
 
 def _title(operation: Operation, size: str, taken: set[str]) -> str:
@@ -171,9 +183,9 @@ def _contents(messages: Sequence[Message], cuts: Sequence[int], begin: Holding) 
             for piece, mask in contents[index].items():
                 holds[message.dst, piece] = merge(holds.get((message.dst, piece), 0), mask)
             continue
-        for piece, (low, high) in enumerate(pairwise(cuts)):
-            if message.offset_bytes <= low and high <= _end(message):
-                contents[index][piece] = holds.get((message.src, piece), 0)
+        first, end = bisect_left(cuts, message.offset_bytes), bisect_right(cuts, _end(message))
+        for piece in range(first, end - 1):
+            contents[index][piece] = holds.get((message.src, piece), 0)
     return contents
 
 

@@ -35,12 +35,9 @@ _LINES = {"observed": "solid", "derived": "dashed", "inferred": "dotted", "missi
 
 
 def walkthrough(
-    trace: Trace,
-    *,
-    messages: Sequence[Message] | None = None,
-    title: str | None = None,
+    trace: Trace, *, messages: Sequence[Message] | None = None, title: str | None = None,
     tags: Mapping[int, str] | None = None,
-) -> Walkthrough:
+) -> Walkthrough:  # fmt: skip
     """Return the steps of all messages of the trace, or only these, and of what ranks do between them.
 
     Of a trace with more than 300 messages one whole step, or, where a step has more, one whole collective. A collective
@@ -66,7 +63,9 @@ def walkthrough(
     steps = _message_steps(ordered, tags or {}, walk, trace)
     own = sorted(walk.steps, key=lambda step: step.at_ns)
     if len(asked) != len(all_messages(part)) or len(shown) != len(chosen):
-        own = _between(own, [*steps, *never])
+        first_ns = min((step.at_ns for step in (*steps, *never)), default=_LAST_NS)
+        last_ns = max((max(step.at_ns, step.until_ns or 0) for step in (*steps, *never)), default=0)
+        own = [step for step in own if first_ns <= step.at_ns <= last_ns]
     steps = sorted([*steps, *own[:MOST_OWN_STEPS], *never], key=lambda step: step.at_ns)
     ends: set[int] = set()
     for step in steps:
@@ -218,13 +217,6 @@ def _never_came(trace: Trace, messages: Iterable[Message]) -> list[Step]:
         )  # fmt: skip
         steps.append(step)
     return steps
-
-
-def _between(own: Sequence[Step], others: Sequence[Step]) -> list[Step]:
-    """Return the steps between the first and the last of the others."""
-    first_ns = min((step.at_ns for step in others), default=_LAST_NS)
-    last_ns = max((max(step.at_ns, step.until_ns or 0) for step in others), default=0)
-    return [step for step in own if first_ns <= step.at_ns <= last_ns]
 
 
 def _message_steps(
