@@ -55,7 +55,8 @@ play.player(run.trace)
 
 # %% [markdown]
 # Each rank sends to the rank before it, and rank 0 to rank 2: a ring that turns to the left. No rank is in the middle.
-# Each box shows the data of one rank. The colours of a part show whose numbers its sum already contains.
+# Each box shows the data of one rank. The bands of a part show whose numbers its sum already contains; it is
+# gold once it has all.
 #
 # Dashed lines are *derived* messages: dlearn saw the call of `all_reduce`, and knows gloo's algorithm. The sentence
 # above the player compares them with the byte counters of Linux. *Payload* is the numbers themselves, 96 B. On the wire

@@ -90,8 +90,8 @@ for step in sorted(sent):
 # **reduce-scatter**. The other half passes the complete sums round. It is an **all-gather**. In each of 2 (n-1) = 6
 # steps a rank sends one n-th of its S bytes, in all 2 (n-1)/n · S = 1.5 S.
 #
-# Go through the 24 messages with the arrow keys (the player says "steps"). Each box shows the four chunks of a rank,
-# and the colours show which ranks' numbers a chunk contains. On which rank is a chunk first complete?
+# Go through the 24 messages with the arrow keys (the player counts their rounds). Bands show which ranks' numbers a
+# chunk in a rank's box contains; a complete one is gold. On which rank is a chunk first complete?
 
 # %%
 player = play.player(run.trace)

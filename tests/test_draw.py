@@ -1,5 +1,7 @@
 """What pictures say of hard cases, by their artists: bars, arrows, labels, titles. All kinds: test_every_picture.py."""
 
+from collections import Counter
+
 import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.patches import FancyArrowPatch
@@ -211,6 +213,15 @@ def test_a_hang_is_the_title_of_every_view_and_what_never_came_has_no_solid_line
     ax = view(job.load())
     assert title(ax).startswith("29 ranks wait for rank 0 in all_reduce #2")
     assert not [arrow for arrow in ax.patches if arrow.get_linestyle() == "solid" and arrow.get_ec() == palette.MISSING]
+
+
+def test_what_goes_along_a_tree_stands_in_layers(tmp_path):
+    """Of 8 ranks: rank 0; then 1, 2 and 4; then 3, 5 and 6; then 7."""
+    job = Job(tmp_path, ranks=8)
+    job.collective("broadcast", size=800, root=0)
+    boxes = [each for each in draw.traffic_graph(job.load()).patches if str(each.get_gid()).startswith("rank ")]
+    heights = Counter(round(box.get_y()) for box in boxes)
+    assert [heights[y] for y in sorted(heights, reverse=True)] == [1, 3, 3, 1]
 
 
 # Sequence -------------------------------------------------------------------------------------------------------------

@@ -50,6 +50,8 @@ def test_looks_are_told_apart_with_any_colour_vision_and_in_grey():
     assert len({look.family for look in LOOKS}) == len(LOOKS)
     assert palette.look("all_gather") == palette.look("all_gather_single_coalesced")
     assert closest([*(look.color for look in LOOKS), MISSING]) >= 11
+    common = ["all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all", "send", "rpc_sync"]
+    assert closest([palette.look(op).color for op in common]) >= 15
     assert min(closest([palette.WHOLE, part]) for part in (*(look.color for look in LOOKS), *SERIES)) >= 15
     for one, other in combinations(LOOKS, 2):
         lightness = seen(one.color, "normal")[0] - seen(other.color, "normal")[0]

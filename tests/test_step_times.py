@@ -157,6 +157,12 @@ def test_a_step_of_three_times_the_longest_other_is_found_unless_it_is_the_first
     assert (f"Step {place} took" in found.finding) is (place > 0)
 
 
+@pytest.mark.parametrize(("others", "odd"), [([10] * 6, 6), ([10, 10, 10, 11, 10, 12], None)])
+def test_among_equal_steps_one_of_1_6_medians_is_odd_and_among_unequal_ones_none(tmp_path, others, odd):
+    """Without the first: 12 ms is 1.5 from the median of 10.5, and 16 less than eight times as far."""
+    assert step_times(named(tmp_path, [*others, 16])).odd == odd
+
+
 def test_a_step_that_was_never_finished_is_hatched_and_has_no_length(tmp_path):
     """Of 500 steps many share a column, and another one is longest."""
     lengths = [10] * 500

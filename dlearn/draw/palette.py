@@ -29,7 +29,6 @@ _ROUNDED = 1.025  # A line may become so much wider on a screen: letters begin a
 INK = "#222222"
 FAINT = "#707070"
 LANE = "#f4f4f4"
-WORK = "#7a9a3a"  # What a rank does by itself: no operation.
 WORKS = FORWARD, BACKWARD = "#dbe6c3", "#a3bd70"  # Computing, and spans of one kind and the next.
 OPTIMIZER = "#c9c49a"
 GROUNDS = {"forward": "#eef3e2", "backward": "#d3e2b4", "optimizer": "#e3e0c4"}
@@ -41,7 +40,6 @@ CHOSEN, HELD = "#dbe9ff", "#b7d3f5"  # The current step of a walk, and what rank
 TO_ITSELF = "#d9d9d9"
 COUNTED = "#9a9a9a"
 BYTE_SHADES = ("#eaf3fa", "#56B4E9", "#0072B2", "#003a5c")
-GRADIENT, NODE = "#8250c4", "#c2543a"
 WAITED_FOR = "#C07000"
 LIGHT = {"ink": INK, "paper": "#fff", "faint": FAINT, "missing": MISSING, "mark": CHOSEN, "fill": HELD}
 DARK = {

@@ -11,15 +11,7 @@ from matplotlib.ticker import EngFormatter
 from dlearn.analysis.costs.bandwidth import speed_text
 from dlearn.errors import DlearnError
 from dlearn.lessons.charts import Series, lines
-from dlearn.lessons.trees_and_rings import (
-    ALGORITHMS,
-    Measurement,
-    Model,
-    cost,
-    crossover,
-    finding,
-    medians_of,
-)
+from dlearn.lessons.trees_and_rings import ALGORITHMS, Measurement, Model, cost, crossover, finding, medians_of
 from dlearn.shown import size_text, time_text
 
 _AROUND = 300.0
@@ -27,9 +19,7 @@ _AROUND = 300.0
 _NAMES = {"ring": "ring", "tree": "tree", "halving_doubling": "halving-doubling", "star": "star"}
 
 
-def costs(
-    model: Model, ranks: int = 4, *, measured: Mapping[str, Iterable[Measurement]] | None = None
-) -> Axes:  # fmt: skip
+def costs(model: Model, ranks: int = 4, *, measured: Mapping[str, Iterable[Measurement]] | None = None) -> Axes:
     """Draw how long an all-reduce takes over its size, a colour for each algorithm; both axes are logarithmic.
 
     `measured` gives (bytes, seconds) by the algorithm's name, as `measurements(trace, op="all_reduce")` does.

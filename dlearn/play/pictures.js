@@ -162,11 +162,3 @@ function heldOn({ lanes, panels, changes }, number, until) {
   for (const [panel, lane, at, ...cell] of all) if (panel === number) held[lane].set(at, cell);
   return held;
 }
-
-// The panel of the operation that changed last, or else will change first; -1 if none does.
-function recentPanel(data, until) {
-  const ofOne = (changes) => changes.find(([panel]) => !data.panels[panel].lasting);
-  const before = data.changes.slice(0, until + 1).findLast(ofOne);
-  const changes = before ?? data.changes.slice(until + 1).find(ofOne);
-  return changes ? ofOne(changes)[0] : -1;
-}

@@ -13,6 +13,7 @@ from dlearn import draw
 from dlearn.analysis.ddp.step_times import RunSteps, StepOnRank, step_times
 from dlearn.draw.palette import SERIES, ink_on, look
 from dlearn.draw.save import closed_after, svg_of
+from dlearn.draw.step_strip import FEWEST
 from dlearn.errors import DlearnError
 from dlearn.events.event import Span
 from dlearn.events.event_table import Column
@@ -53,9 +54,10 @@ class Strip(Page):
     def _repr_html_(self) -> str:
         """Return the page with a picture, for a notebook that runs no scripts, as one that is not trusted yet."""
         with closed_after():
-            axes = draw.steps(self._trace) if self.steps.steps else draw.timeline(self._trace)
-            picture = image(str(axes.get_label()), svg_of(axes))
-        return self.snippet.replace("</p>", f"</p>{picture}", 1)
+            picture = draw.steps if len(self.steps.steps) >= FEWEST else draw.timeline
+            axes = picture(self._trace)
+            still = image(str(axes.get_label()), svg_of(axes))
+        return self.snippet.replace("</p>", f"</p>{still}", 1)
 
     def __repr__(self) -> str:
         return self.title
