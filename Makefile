@@ -72,8 +72,7 @@ clean:  ## remove .venv (test-torch's too), *-out and caches; lab and recorded r
 # Jupyter wants to be told that root is meant, as in a container.
 allow_root = $(if $(filter 0,$(shell id -u)),--allow-root)
 
-# PYTEST_OPTIONS is what .ci/run adds.
-pytest = .venv/bin/python -m pytest $(PYTEST_OPTIONS)
+pytest = .venv/bin/python -m pytest
 
 # Tests wait for their ranks a part of the time. Those that measure, or load the machine, are marked and run alone.
 three_at_once = -n 3 --dist loadfile

@@ -14,7 +14,7 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-from measuring import median_text, rounds_asked, seconds_of, today
+from measuring import median_text, options, seconds_of, today
 
 from dlearn import Cluster
 from dlearn.collectives import halving_doubling, ring, star, tree
@@ -48,7 +48,7 @@ def measure(rounds: int) -> dict[str, dict[str, list[float]]]:
 
 
 def main() -> None:
-    rounds = rounds_asked(__doc__, 15, "all-reduces by each way and of each size")
+    rounds = options(__doc__, rounds=15).rounds
     cores = os.cpu_count() or 1
     print(f"{today()}; milliseconds of one all-reduce, median (min-max), ratio to gloo")
     for ranks in (2, 3, 4):

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 import torch.distributed as dist
-from measuring import median_text, option_parser, seconds_of, today
+from measuring import median_text, options, seconds_of, today
 
 import dlearn
 from dlearn import Cluster, recorder
@@ -39,9 +39,7 @@ def measure(blocks: int) -> dict[str, list[float]]:
 
 
 def main() -> None:
-    parser = option_parser(__doc__)
-    parser.add_argument("--blocks", type=int, default=9, help="blocks of each kind (default 9)")
-    blocks = parser.parse_args().blocks
+    blocks = options(__doc__, blocks=9).blocks
     print(f"{today()}; microseconds, median (min-max)")
     for ranks in (2, 3, 4):
         took = Cluster(ranks, record=False).run(measure, blocks, timeout=None).results[0]

@@ -15,16 +15,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from argparse import SUPPRESS
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from measuring import median_text, option_parser, today
+from measuring import median_text, options, seconds_of, today
 
 RANKS = (2, 4)
 SECONDS_AFTER_IMPORT = 5.0
-MEASURE = "measure"
+DRIVE, MEASURE = "--drive", "measure"
 
 
 def meet(folder: str) -> None:
@@ -104,15 +103,9 @@ def ipyparallel(ranks: int, folder: str) -> Iterator[None]:
         port = _use_free_port()
         for rank, engine in enumerate(client.ids):
             variables = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-            client[engine].apply_sync(_set_variables, variables)
+            client[engine].execute(f"import os; os.environ.update({variables})", block=True)
         while True:
             yield client[:].apply_sync(meet, folder) and None
-
-
-def _set_variables(variables: dict[str, str]) -> None:
-    import os
-
-    os.environ.update(variables)
 
 
 def _use_free_port() -> str:
@@ -144,14 +137,13 @@ def drive(way: str, ranks: int) -> None:
         os.chdir(folder)
         calls = WAYS[way](ranks, folder)
         next(calls)
-        os.write(answers, b"ready\n")
+        os.write(answers, b'"ready"\n')
         for order in sys.stdin:
-            if order.strip() == MEASURE:
+            measures = order.strip() == MEASURE
+            if measures:
                 Path(folder, MEASURE).touch()
-            start = time.perf_counter()
-            next(calls)
-            answer = time.perf_counter() - start
-            if order.strip() == MEASURE:
+            answer: object = seconds_of(lambda: next(calls))
+            if measures:
                 of_ranks = [int(Path(folder, str(rank)).read_text()) for rank in range(ranks)]
                 answer = (statistics.median(of_ranks), bytes_between_runs())
             os.write(answers, json.dumps(answer).encode() + b"\n")
@@ -167,46 +159,40 @@ def bytes_between_runs() -> int:
 
 
 class Driver:
+    """A process that launches in one way, so many ranks; `failed` says where its calls came to an end."""
+
     def __init__(self, way: str, ranks: int) -> None:
         self.way, self.ranks = way, ranks
         self.seconds: list[float] = []
-        self.rank_bytes = self.waiting_bytes = 0.0
         self.failed = ""
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, "--drive", way, str(ranks)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        if not self._process.stdout.readline():
-            self.failed = self._last_words()
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._errors}
+        command = [sys.executable, __file__, DRIVE, way, str(ranks)]
+        self._process = subprocess.Popen(command, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, **pipes)
+        self._answer()
 
     def call(self) -> None:
-        answer = self._order("call")
+        answer = self.order("call")
         if answer is not None:
             self.seconds.append(answer)
 
-    def measure(self) -> None:
-        self.rank_bytes, self.waiting_bytes = self._order(MEASURE) or (0.0, 0.0)
-
-    def _order(self, order: str) -> Any:
+    def order(self, order: str) -> Any:
+        """Return its answer; None if it failed, now or before."""
         if self.failed:
             return None
         self._process.stdin.write(order + "\n")
         self._process.stdin.flush()
-        answer = self._process.stdout.readline()
-        if not answer:
-            self.failed = f"failed in call {len(self.seconds) + 1}: {self._last_words()}"
-            return None
-        return json.loads(answer)
+        return self._answer()
 
-    def _last_words(self) -> str:
+    def _answer(self) -> Any:
+        answer = self._process.stdout.readline()
+        if answer:
+            return json.loads(answer)
         self._process.wait(timeout=60)
         self._errors.seek(0)
-        return (self._errors.read().strip().splitlines() or ["no word"])[-1]
+        last_words = (self._errors.read().strip().splitlines() or ["no word"])[-1]
+        self.failed = f"failed in call {len(self.seconds) + 1}: {last_words}"
+        return None
 
     def close(self) -> None:
         self._process.stdin.close()
@@ -218,53 +204,36 @@ class Driver:
 
 
 def main() -> None:
-    parser = option_parser(__doc__)
-    parser.add_argument("--rounds", type=int, default=7, help="later calls of each (default 7)")
-    parser.add_argument("--drive", nargs=2, metavar=("WAY", "RANKS"), help=SUPPRESS)
-    options = parser.parse_args()
-    if options.drive:
-        drive(options.drive[0], int(options.drive[1]))
+    if sys.argv[1:2] == [DRIVE]:
+        drive(sys.argv[2], int(sys.argv[3]))
         return
-    print(f"{today()}, first call {SECONDS_AFTER_IMPORT:g} s after the import")
+    rounds = options(__doc__, rounds=7).rounds
+    print(f"{today()}, first call {SECONDS_AFTER_IMPORT:g} s after the import", flush=True)
     drivers = []
     for ranks in RANKS:
         for way in WAYS:
-            show(f"first call: {way}, {ranks} ranks")
             driver = Driver(way, ranks)
             drivers.append(driver)
             time.sleep(SECONDS_AFTER_IMPORT)
             driver.call()
-    for number in range(options.rounds):
-        show(f"later calls: round {number + 1} of {options.rounds}")
+    for _ in range(rounds):
         for driver in drivers:
             driver.call()
-    for driver in drivers:
-        driver.measure()
-    show("")
+    memory = [driver.order(MEASURE) for driver in drivers]
     for driver in drivers:
         driver.close()
-    report(drivers)
-
-
-def show(progress: str) -> None:
-    if sys.stderr.isatty():
-        print(f"\r\033[K{progress}", end="", file=sys.stderr, flush=True)
-
-
-def report(drivers: list[Driver]) -> None:
     print(f"{'ranks':>5}  {'way':<30}{'first s':>8}{'later s, median (min-max)':>28}{'x dlearn':>10}{'MB/rank':>9}")
     ours = {driver.ranks: driver.later for driver in drivers if driver.way == "dlearn"}
-    for driver in drivers:
+    for driver, measured in zip(drivers, memory, strict=True):
+        named = f"{driver.ranks:>5}  {driver.way:<30}"
         if driver.failed:
-            print(f"{driver.ranks:>5}  {driver.way:<30}{driver.failed}")
+            print(f"{named}{driver.failed}")
             continue
-        spread = median_text(driver.seconds[1:], 3)
-        print(
-            f"{driver.ranks:>5}  {driver.way:<30}{driver.seconds[0]:>8.2f}{spread:>28}"
-            f"{driver.later / ours[driver.ranks]:>10.1f}{driver.rank_bytes / 1e6:>9.0f}"
-        )
+        (of_a_rank, between_runs), spread = measured, median_text(driver.seconds[1:], 3)
+        times = driver.later / ours[driver.ranks]
+        print(f"{named}{driver.seconds[0]:>8.2f}{spread:>28}{times:>10.1f}{of_a_rank / 1e6:>9.0f}")
         if driver.way == "dlearn":
-            held = f"{driver.waiting_bytes / 1e6:.0f} MB"
+            held = f"{between_runs / 1e6:.0f} MB"
             print(f"{'':>7}between calls: a fork server and {driver.ranks} fresh ranks, {held} in all (PSS)")
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from measuring import option_parser, seconds_of
+from measuring import options, seconds_of
 
 from dlearn import Cluster
 from dlearn.analysis import reconcile
@@ -87,9 +87,7 @@ def call_times(count: int) -> None:
 
 
 def main() -> None:
-    parser = option_parser(__doc__)
-    parser.add_argument("--calls", type=int, default=1000)
-    calls = parser.parse_args().calls
+    calls = options(__doc__, calls=1000).calls
     off = Cluster(1).run(measure, calls).results[0]
     freed = Cluster(1, hold=True).run(measure, calls).free().join().results[0]
     asked = Cluster(1, hold=lambda call: False).run(measure, calls).join().results[0]

@@ -8,18 +8,21 @@ from datetime import date
 from statistics import median
 
 
-def option_parser(about: str) -> argparse.ArgumentParser:
-    """Return a parser whose help shows this text as it stands."""
-    kept = argparse.RawDescriptionHelpFormatter
-    return argparse.ArgumentParser(description=about, formatter_class=kept)
+def options(about: str, **usual: bool | int | str | list[int] | list[str]) -> argparse.Namespace:
+    """Read the options of the command line: `rounds=7` is "--rounds 7", `ranks=[2, 4]` "--ranks 2 4".
 
-
-def rounds_asked(about: str, default: int, what: str = "rounds of each kind") -> int:
-    """Read `--rounds`, the only option of this benchmark."""
-    parser = option_parser(about)
-    parser.add_argument("--rounds", type=int, default=default, help=f"{what} (default {default})")
-    rounds: int = parser.parse_args().rounds
-    return rounds
+    The values given here are the defaults; one that is False becomes True where the option is there.
+    """
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in usual.items():
+        shown = f"default: {default}"
+        if default is False:
+            parser.add_argument(f"--{name}", action="store_true", help=shown)
+        elif isinstance(default, list):
+            parser.add_argument(f"--{name}", nargs="+", type=type(default[0]), default=default, help=shown)
+        else:
+            parser.add_argument(f"--{name}", type=type(default), default=default, help=shown)
+    return parser.parse_args()
 
 
 def today() -> str:

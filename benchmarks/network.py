@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
-from measuring import option_parser, today
+from measuring import options, today
 
 from dlearn import Cluster
 from dlearn.network import Link, Network
@@ -116,9 +116,7 @@ def most(ranks: int) -> None:
 
 
 def main() -> None:
-    parser = option_parser(__doc__)
-    parser.add_argument("--quick", action="store_true", help="a rate and a latency")
-    quick = parser.parse_args().quick
+    quick = options(__doc__, quick=False).quick
     began = time.monotonic()
     alone = Cluster(2, record=False).run(measure, [(4, 9)], 0.02).results
     took = [statistics.median(end - begin for begin, end in alone[1][kind][0]) for kind in ("message", "all_reduce")]

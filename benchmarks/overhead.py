@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from measuring import rounds_asked, seconds_of, today
+from measuring import options, seconds_of, today
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
@@ -34,9 +34,8 @@ OPS = 400
 BLOCK_SECONDS = 0.4
 """How long a block of DDP steps takes, about."""
 LAYERS = 8
-WIDTHS = {5.0: 128, 50.0: 256}
-"""How wide the model is whose step is to take so many milliseconds; the batch is found by trying."""
-
+STEPS = ((16, 4), (128, 16), (256, 192))
+"""Width and batch of the models whose steps are timed: 2 or 3, about 5 and about 50 ms on two cores."""
 
 Call = Callable[[], object]
 
@@ -166,8 +165,10 @@ def ping_pong(rounds: int, folder: str) -> Found:
 
 def ddp(width: int, batch: int, rounds: int, folder: str) -> Found:
     step = ddp_step(width, batch)
-    calls = round(agreed(BLOCK_SECONDS / fastest_of_ten(step)))
-    calls = min(max(calls, 4), 200)
+    for _ in range(3):
+        step()
+    calls = torch.tensor(BLOCK_SECONDS / min(seconds_of(step) for _ in range(10))).clamp(4, 200)
+    dist.broadcast(calls, 0)  # All ranks make as many.
 
     def debugged_step() -> Call:
         """CommDebugMode follows one forward pass, and leaves hooks on the model for good: a new one, few steps."""
@@ -180,7 +181,7 @@ def ddp(width: int, batch: int, rounds: int, folder: str) -> Found:
         return call
 
     what = f"DDP, width {width}, batch {batch}"
-    return take_turns(what, step, calls=calls, rounds=rounds, folder=folder, debugged_call=debugged_step)
+    return take_turns(what, step, calls=round(calls.item()), rounds=rounds, folder=folder, debugged_call=debugged_step)
 
 
 def ddp_step(width: int, batch: int) -> Callable[[], None]:
@@ -196,29 +197,6 @@ def ddp_step(width: int, batch: int) -> Callable[[], None]:
         optimizer.step()
 
     return step
-
-
-def batch_for(milliseconds: float, width: int) -> int:
-    """The batch with which a bare step takes about so long here, now. The same on all ranks."""
-    batch = 16
-    for _ in range(6):
-        took = fastest_of_ten(ddp_step(width, batch)) * 1000
-        # Not the whole step grows with the batch, so this comes nearer each time.
-        batch = max(1, round(agreed(batch * min(max(milliseconds / took, 0.2), 5))))
-    return batch
-
-
-def fastest_of_ten(step: Callable[[], None]) -> float:
-    for _ in range(3):
-        step()
-    return min(seconds_of(step) for _ in range(10))
-
-
-def agreed(number: float) -> float:
-    """Rank 0's number, on every rank."""
-    box = torch.tensor([number], dtype=torch.float64)
-    dist.broadcast(box, 0)
-    return float(box)
 
 
 # What is told ---------------------------------------------------------------------------------------------------------
@@ -275,7 +253,7 @@ def middle(numbers: list[float], form: str) -> str:
 
 
 def main() -> None:
-    rounds = rounds_asked(__doc__, 10)
+    rounds = options(__doc__, rounds=10).rounds
     print(f"{today()}, torch {torch.__version__}. Median of {rounds} rounds (middle half).")
     with tempfile.TemporaryDirectory() as folder:
         alone = Cluster(1, record=False).run(all_reduce, rounds, folder, timeout=300)
@@ -284,16 +262,9 @@ def main() -> None:
         with Cluster(2, record=False) as two:
             tell_calls("all_reduce of 8 B over two ranks", two.run(all_reduce, rounds, folder, timeout=300).results[0])
             tell_calls("send or recv of 8 B, to and fro", two.run(ping_pong, rounds, folder, timeout=300).results[0])
-            tell_steps(
-                f"DDP step on two ranks, tiny: {LAYERS} layers of 16, batch 4",
-                two.run(ddp, 16, 4, rounds, folder, timeout=300).results[0],
-            )
-            for milliseconds, width in WIDTHS.items():
-                batch = two.run(batch_for, milliseconds, width, timeout=300).results[0]
-                tell_steps(
-                    f"DDP step on two ranks, about {milliseconds:.0f} ms: {LAYERS} layers of {width}, batch {batch}",
-                    two.run(ddp, width, batch, rounds, folder, timeout=300).results[0],
-                )
+            for width, batch in STEPS:
+                found = two.run(ddp, width, batch, rounds, folder, timeout=300).results[0]
+                tell_steps(f"DDP step on two ranks: {LAYERS} layers of {width}, batch {batch}", found)
 
 
 def tell_bytes(folder: Path) -> None:

@@ -1,6 +1,7 @@
 """What a large trace costs to read: bytes, seconds and peak memory for 10^3 to 10^6 messages over 4 and 64 ranks.
 
-    python benchmarks/scale.py [--largest 1000000] [--ranks 4 64] [--rounds 5] [--folder FOLDER]
+    python benchmarks/scale.py [--kinds send job rpc] [--ranks 4 64] [--smallest 1000] [--largest 1000000]
+                               [--rounds 5] [--folder /tmp]
 
 Three kinds of traces, written line by line through the library's own Writer. "send": every message is a send and a
 recv, each with its start and its end in a file, four lines a message. "job": the spans, gradients and all-reduces of a
@@ -9,9 +10,10 @@ smallest sizes are one step. "rpc": calls, each two messages. Beside them `json.
 JSON) that shows as many messages: one complete event and a flow's begin and end for each.
 
 Every measurement is a process of its own, dlearn and json alternating; shown are medians, and the spread where it was
-repeated. Seconds are those of the processor, user and system: each process has one thread at work, and what else the
-machine does disturbs them less. "join" is events -> operations -> messages. The pictures are drawn after it, as in a
-notebook; importing matplotlib is not counted, a first small picture (fonts) neither.
+repeated (5 times at most; above 10^4 messages 3 times, at 10^6 not). Seconds are those of the processor, user and
+system: each process has one thread at work, and what else the machine does disturbs them less. "join" is events ->
+operations -> messages. The pictures are drawn after it, as in a notebook; importing matplotlib is not counted, a first
+small picture (fonts) neither. The traces need up to 2 GB at a time.
 """
 
 import json
@@ -27,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from measuring import median_text, option_parser, today
+from measuring import median_text, options, today
 
 from dlearn.events import event as seen
 from dlearn.events.writer import Writer
@@ -47,8 +49,10 @@ Figures = dict[str, float]
 # Writing: deterministic traces ----------------------------------------------------------------------------------------
 
 
-def write(kind: str, ranks: int, count: int, folder: Path) -> None:
-    """A trace of about `count` messages, and the Chrome trace that shows as many."""
+def write(kind: str, ranks: int, count: int, folder: Path) -> int:
+    """Write a trace of about `count` messages, and the Chrome trace that shows as many; return their number."""
+    in_a_round = {"send": ranks, "rpc": 2 * ranks, "job": len(BUCKETS) * 4 * ranks * (ranks - 1)}[kind]
+    rounds = max(1, count // in_a_round)
     script = {"send": sends, "job": steps, "rpc": calls}[kind]
     members = tuple(range(ranks))
     for rank in members:
@@ -56,11 +60,12 @@ def write(kind: str, ranks: int, count: int, folder: Path) -> None:
         facts: Any = {"host": "host", "pid": 1000 + rank, "rank": rank, "world_size": ranks, "start_ns": 0}
         writer.write(seen.Header(format=seen.FORMAT, job="scale", torch="2.13.0", dlearn="0.1.0", **facts))
         writer.write(seen.GroupFact(name="0", backend="gloo", rank=rank, size=ranks, ranks=members, default=True))
-        for line in script(rank, ranks, count):
+        for line in script(rank, ranks, rounds):
             append(writer, line)
         writer.write(seen.Footer(at_ns=10**15, lines=writer.lines))
         writer.close()
-    write_chrome(folder / "chrome.json", ranks, expected(kind, ranks, count))
+    write_chrome(folder / "chrome.json", ranks, rounds * in_a_round)
+    return rounds * in_a_round
 
 
 def append(writer: Writer, line: seen.Line) -> None:
@@ -74,23 +79,10 @@ def append(writer: Writer, line: seen.Line) -> None:
         writer.write(line)
 
 
-def expected(kind: str, ranks: int, count: int) -> int:
-    """How many messages the trace really holds."""
-    if kind == "send":
-        return max(1, count // ranks) * ranks
-    if kind == "rpc":
-        return max(1, count // (2 * ranks)) * ranks * 2
-    return step_count(ranks, count) * len(BUCKETS) * 4 * ranks * (ranks - 1)
-
-
-def step_count(ranks: int, count: int) -> int:
-    return max(1, count // (len(BUCKETS) * 4 * ranks * (ranks - 1)))
-
-
-def sends(rank: int, ranks: int, count: int) -> Iterator[seen.Line]:
+def sends(rank: int, ranks: int, rounds: int) -> Iterator[seen.Line]:
     """In each round every rank sends to the next and receives from the one before, both at the same time."""
     number = span = 0
-    for turn in range(max(1, count // ranks)):
+    for turn in range(rounds):
         at = 1_000_000_000_000 + turn * 10_000 + rank * 100
         if turn % ROUNDS_IN_A_SPAN == 0:
             if turn:
@@ -107,7 +99,7 @@ def sends(rank: int, ranks: int, count: int) -> Iterator[seen.Line]:
     yield seen.End(event=span, by="return", at_ns=at + 7000)
 
 
-def steps(rank: int, ranks: int, count: int) -> Iterator[seen.Line]:
+def steps(rank: int, ranks: int, rounds: int) -> Iterator[seen.Line]:
     """A step is a span in which gradients come and each bucket's all-reduce is made as soon as it has them."""
     number = 0
     for i, size in enumerate(BUCKETS):
@@ -115,7 +107,7 @@ def steps(rank: int, ranks: int, count: int) -> Iterator[seen.Line]:
         facts: Any = {"model": 0, "index": i, "count": len(BUCKETS), "bytes": size, "parameters": names}
         yield seen.Bucket(number=number, start_ns=1_000_000_000_000, built="rebuilt", **facts)
         number += 1
-    for step in range(step_count(ranks, count)):
+    for step in range(rounds):
         at = 1_000_000_000_000 + step * 10_000_000 + rank * 1000
         span, number = number, number + 1
         yield seen.Span(number=span, start_ns=at, name=f"step {step}")
@@ -134,12 +126,12 @@ def steps(rank: int, ranks: int, count: int) -> Iterator[seen.Line]:
         yield seen.End(event=span, by="return", at_ns=at + 2_000_000)
 
 
-def calls(rank: int, ranks: int, count: int) -> Iterator[seen.Line]:
+def calls(rank: int, ranks: int, rounds: int) -> Iterator[seen.Line]:
     """In each round every rank calls the next by RPC, and runs and answers a call of the one before."""
     yield seen.Worker(name=f"worker{rank}", id=rank, wall_ns=0, log="a benchmark has none")
     packed: Any = {"tensors": TENSORS, "pickled_bytes": 300, "observer_bytes": 25}
     called: Any = {"op": "rpc_sync", "flavour": "python", "to": (rank + 1) % ranks, "site": "ring.py:14", **packed}
-    for turn in range(max(1, count // (2 * ranks))):
+    for turn in range(rounds):
         at, number = 1_000_000_000_000 + turn * 10_000 + rank * 100, 3 * turn
         facts: Any = {"function": "work", "call": turn, "context": turn // ROUNDS_IN_A_SPAN}
         yield seen.RpcCall(number=number, start_ns=at, handed_ns=at + 500, **called, **facts)
@@ -220,8 +212,7 @@ def peak_mb() -> float:
 
 def case(kind: str, ranks: int, count: int, rounds: int, folder: Path) -> None:
     """Write one trace, read it `rounds` times in turn with its Chrome trace, print what it took."""
-    in_a_fresh_process(write, kind, ranks, count, folder)
-    messages_written = expected(kind, ranks, count)
+    messages_written = in_a_fresh_process(write, kind, ranks, count, folder)
     runs: list[Figures] = []
     for _ in range(rounds):
         found: Figures = {}
@@ -252,26 +243,20 @@ def in_a_fresh_process(work: Callable[..., Any], *given: object) -> Any:
 
 
 def main() -> None:
-    parser = option_parser(__doc__)
-    parser.add_argument("--kinds", nargs="+", default=["send", "job", "rpc"], help="default all")
-    parser.add_argument("--ranks", nargs="+", type=int, default=[4, 64], help="default 4 64")
-    parser.add_argument("--smallest", type=int, default=1_000)
-    parser.add_argument("--largest", type=int, default=1_000_000)
-    parser.add_argument("--rounds", type=int, default=5, help="of up to 10^4 messages; 3 at most above, 1 at 10^6")
-    parser.add_argument("--folder", type=Path, help="where the traces go: up to 2 GB at a time (default: a new one)")
-    options = parser.parse_args()
+    kinds, folder = ["send", "job", "rpc"], tempfile.gettempdir()
+    asked = options(__doc__, kinds=kinds, ranks=[4, 64], smallest=1_000, largest=1_000_000, rounds=5, folder=folder)
     os.environ["MPLBACKEND"] = "agg"
     print(f"{today()}; processor seconds, MB, microseconds per message for load + join")
     print(
         f"{'kind':<5}{'n':>3}{'messages':>11}{'MB':>8}", *(f"{name:>17}" for name in COLUMNS),
         f"{'us/msg':>8}{'peak MB l/j/d':>19}  | {'json':>6}{'load':>7}{'peak':>7}  | ratio MB, load, peak",
     )  # fmt: skip
-    for kind in options.kinds:
-        for ranks in options.ranks:
-            count = options.smallest
-            while count <= options.largest:
-                rounds = min(options.rounds, 5 if count <= 10_000 else 3 if count <= 100_000 else 1)
-                with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+    for kind in asked.kinds:
+        for ranks in asked.ranks:
+            count = asked.smallest
+            while count <= asked.largest:
+                rounds = min(asked.rounds, 5 if count <= 10_000 else 3 if count <= 100_000 else 1)
+                with tempfile.TemporaryDirectory(dir=asked.folder) as folder:
                     case(kind, ranks, count, rounds, Path(folder))
                 count *= 10
 

@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from measuring import option_parser
+from measuring import options
 from playwright.sync_api import Page, sync_playwright
 from scale import write
 
@@ -61,10 +61,7 @@ def stage_frames(page: Page, folder: Path) -> int:
 
 
 def main() -> None:
-    parser = option_parser(__doc__)
-    parser.add_argument("--largest", type=int, default=1_000_000)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[4, 64])
-    asked = parser.parse_args()
+    asked = options(__doc__, largest=1_000_000, ranks=[4, 64])
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])

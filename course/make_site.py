@@ -12,10 +12,8 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from inspect import getdoc, isfunction, signature
-from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
@@ -26,8 +24,6 @@ from nbformat import NotebookNode
 import dlearn
 from dlearn.course.catalogue import EXERCISES
 
-WIDE, HIGH, BOX, PASSAGE = 153, 50, 114, 12
-"""Of a lesson in the map with the room around it, of its box, and of an arrow that passes between boxes."""
 BEFORE = re.compile(r"\*\*Before this:\*\*(.*?)\*\*Takes\*\*\s+about\s+(\d+)", re.DOTALL)
 
 
@@ -81,7 +77,6 @@ def write_sources(source: Path) -> None:
     pages["exercises.md"] = exercises()
     pages["api.md"] = api()
     shutil.copytree(ROOT / "docs" / "pictures", source / "docs" / "pictures")
-    (source / "docs" / "map.svg").write_text(drawn_map(every), encoding="utf-8")
     (source / "notebooks" / "README.md").write_text(contents(every), encoding="utf-8")
     for name, text in pages.items():
         (source / "docs" / name).write_text(without_ways_out(text, source / "docs", pages), encoding="utf-8")
@@ -114,10 +109,11 @@ def paths() -> str:
 
 
 def costs(every: list[Lesson]) -> str:
-    rows = ["| lesson | a student | runs | memory | needs |", "|---|---|---|---|---|"]
+    rows = ["| lesson | builds on | a student | runs | memory | needs |", "|---|---|---|---|---|---|"]
     for each in every:
-        facts, minutes, needs = each.facts, each.student_minutes, ", ".join(each.facts.needs) or "-"
-        rows.append(f"| {each.link} | {minutes} min | {facts.minutes} min | {facts.peak_mb:,} MB | {needs} |")
+        before, needs = ", ".join(each.before) or "-", ", ".join(each.facts.needs) or "-"
+        runs = f"{each.facts.minutes} min | {each.facts.peak_mb:,} MB"
+        rows.append(f"| {each.link} | {before} | {each.student_minutes} min | {runs} | {needs} |")
     return "\n".join(rows)
 
 
@@ -150,8 +146,7 @@ def contents(every: list[Lesson]) -> str:
     names = "\n".join(f"{each.title} ({each.student_minutes} min) <{each.name}>" for each in every)
     return (
         "# Lessons\n\nEach asks a question, lets you predict, and runs real ranks. Predict, then unfold the output and"
-        " what came out. An arrow leads from a lesson to one that needs it.\n\n"
-        "![What builds on what](../docs/map.svg)\n\n"
+        " what came out. What each needs before it: [the guide](../docs/teaching.md).\n\n"
         f"{paths()}\n\n```{{toctree}}\n:maxdepth: 1\n:caption: All lessons\n\n{names}\n```\n"
     )
 
@@ -177,72 +172,6 @@ def without_ways_out(text: str, folder: Path, pages: dict[str, str]) -> str:
     found = [target for _, _, target, _ in LINK.findall(text)]
     there = [target for target in found if target in pages or (folder / target).exists()]
     return with_links(text, dict(zip(there, there, strict=True)))
-
-
-# The map --------------------------------------------------------------------------------------------------------------
-
-
-def drawn_map(every: list[Lesson]) -> str:
-    """Draw a column for each distance from the first lesson, and an arrow from what a lesson needs to it."""
-    before = in_steps({each.name: each.before for each in every})
-    columns: dict[int, list[str]] = {}
-    for name in before:
-        columns.setdefault(depth(name, before), []).append(name)
-    height = {name: HIGH if name.isidentifier() else PASSAGE for name in before}
-    total = {column: sum(height[name] for name in names) for column, names in columns.items()}
-    middle: dict[str, tuple[int, int]] = {}  # of a box's left side, or of where a passage begins
-    for column in sorted(columns):
-        y = (max(total.values()) - total[column]) // 2
-        nearest = {name: [middle[need][1] for need in before[name]] for name in columns[column]}
-        for name in sorted(nearest, key=lambda name: sum(nearest[name]) / max(1, len(nearest[name]))):
-            middle[name] = WIDE * column + 4, y + height[name] // 2
-            y += height[name]
-    tip = '<marker id="tip" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDE * len(columns) - 31} {max(total.values())}"'
-        ' font-family="sans-serif" font-size="13"><rect width="100%" height="100%" fill="white"/>'
-        f'{tip}<path d="M0 0L8 4L0 8z" fill="#5b6880"/></marker>'
-        f"{''.join(arrows(middle, before))}{''.join(boxes(middle))}</svg>"
-    )
-
-
-def in_steps(before: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-    """Put a passage, "need>lesson>2", into each column that an arrow crosses: there it meets no box."""
-    steps: dict[str, tuple[str, ...]] = {}
-    for name, needs in before.items():
-        steps[name] = ()
-        for need in needs:
-            columns = range(depth(need, before) + 1, depth(name, before))
-            way = [need, *(f"{need}>{name}>{column}" for column in columns)]
-            steps |= {at: (last,) for last, at in pairwise(way)}
-            steps[name] += (way[-1],)
-    return steps
-
-
-def depth(name: str, before: dict[str, tuple[str, ...]]) -> int:
-    return max((depth(need, before) + 1 for need in before[name]), default=0)
-
-
-def arrows(middle: dict[str, tuple[int, int]], before: dict[str, tuple[str, ...]]) -> Iterator[str]:
-    for name, needs in before.items():
-        x, y = middle[name]
-        across, end = ("", 'marker-end="url(#tip)"') if name.isidentifier() else (f"H{x + BOX}", "")
-        for need in needs:
-            a, b = middle[need][0] + BOX, middle[need][1]
-            curve = f"M{a} {b} C{a + 20} {b} {x - 24} {y} {x} {y}{across}"
-            yield f'<path d="{curve}" fill="none" stroke="#5b6880" {end}/>'
-
-
-def boxes(middle: dict[str, tuple[int, int]]) -> Iterator[str]:
-    """Write names of two words in two lines."""
-    for name in filter(str.isidentifier, middle):
-        (x, y), words = middle[name], name.split("_")
-        half = (len(words) + 1) // 2
-        parts = [part for part in ("_".join(words[:half]), "_".join(words[half:])) if part]
-        yield f'<rect x="{x}" y="{y - 20}" width="{BOX}" height="40" rx="4" fill="#eef3fb" stroke="#0072B2"/>'
-        for number, part in enumerate(parts):
-            line = y + 5 + 15 * number - 7 * (len(parts) - 1)
-            yield f'<text x="{x + BOX // 2}" y="{line}" text-anchor="middle">{part}</text>'
 
 
 if __name__ == "__main__":

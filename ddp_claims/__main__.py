@@ -17,7 +17,7 @@ def main() -> int:
         description="Run the claims of the paper on DDP on real ranks here; each gets a verdict from what was seen.",
     )
     parser.add_argument("ids", metavar="ID", nargs="*", help="DD1 ... DD17 (default: all)")
-    parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="figures, report.html, verdicts.json")
+    parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="figures, report.md, verdicts.json")
     options = parser.parse_args()
     try:
         report = reproduce(*options.ids, out=options.out)
@@ -28,7 +28,7 @@ def main() -> int:
         print(f"interrupted; the figures so far are in {options.out}", file=sys.stderr)
         return 130
     print(report)
-    print(f"({report.seconds:.0f} s; figures and report.html: {options.out})")
+    print(f"({report.seconds:.0f} s; figures and report.md: {options.out})")
     return 0
 
 

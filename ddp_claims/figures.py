@@ -1,4 +1,4 @@
-"""The figures that are no drawing of a trace: measurements as dots, panels, tables; and the verdict below each."""
+"""The figures that are no drawing of a trace: measurements as dots, tables; and the verdict below each."""
 
 from collections.abc import Mapping, Sequence
 from statistics import median
@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 
 from ddp_claims.samples import Samples
 from dlearn.draw import canvas
-from dlearn.draw.palette import FAINT, GRID, INK, LANE, SERIES, TEXT_PT, text_width, wrap
+from dlearn.draw.palette import FAINT, INK, LANE, SERIES, TEXT_PT, text_width, wrap
 from dlearn.lessons.charts import HEIGHT_IN
 
 _ROW_IN = 0.27
@@ -45,40 +45,6 @@ def dots(
     told = ["A dot for each measurement, joined with its partner; diamond: the median; thick line: its 95% interval."]
     lines = 1 + max(name.count("\n") for name in columns)
     return canvas.frame(ax, title=title, notes=[*told, *notes], below_in=0.22 + 0.16 * lines)
-
-
-def panels(names: Sequence[str], *, y: str, x: str, right: float = 1.0) -> tuple[Axes, list[Axes]]:
-    """Make axes side by side on one scale of y, with names; `right` is the margin for labels.
-
-    The first of what is returned holds the others, and gets title and notes.
-    """
-    ax = canvas.new_axes(height_in=HEIGHT_IN, left_in=0.8)
-    ax.set_axis_off()
-    wide = 1 / len(names)
-    boxes = [(place * wide, 0, wide * right * 0.94, 0.9) for place in range(len(names))]
-    first = ax.inset_axes(boxes[0])
-    inside = [first, *(ax.inset_axes(box, sharey=first) for box in boxes[1:])]
-    for panel, name in zip(inside, names, strict=True):
-        panel.set_title(name, loc="left", fontsize=TEXT_PT, fontweight="bold", color=INK)
-        panel.grid(axis="y", color=GRID, linewidth=0.6)
-        panel.set_xlabel(x, fontsize=TEXT_PT, color=INK, labelpad=2)
-        canvas.quiet(panel)
-        panel.tick_params(labelleft=panel is first)
-    first.set_ylabel(y, fontsize=TEXT_PT, color=INK)
-    return ax, inside
-
-
-def label_ends(panel: Axes, ends: Mapping[str, tuple[float, float, str]], height_pt: float) -> None:
-    """Write a label at the end (x, y) of each line in its colour; move labels that overlap up."""
-    low, high = panel.get_ylim()
-    free = -TEXT_PT
-    for label, (x, y, color) in sorted(ends.items(), key=lambda each: each[1][1]):
-        free = max((y - low) / (high - low) * height_pt, free + 1.35 * TEXT_PT)
-        panel.annotate(
-            label, (x, low), (6, free), textcoords="offset points", va="center_baseline", fontsize=TEXT_PT,
-            color=color, annotation_clip=False,
-        )  # fmt: skip
-        panel.plot([x], [y], "o", color=color, markersize=4, clip_on=False)
 
 
 def table(rows: Sequence[Sequence[str]], *, title: str, notes: Sequence[str] = ()) -> Axes:

@@ -1,12 +1,10 @@
-"""All claims, one after the other: the report, its files, and the line that says which one is at work."""
+"""All claims, one after the other: the report, its files, and the lines that say which one is at work."""
 
 import html
 import json
 import sys
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -42,26 +40,19 @@ class Report:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return self._table("")
-
-    def _table(self, thumbnail: str) -> str:
-        """Return a row for each claim; `thumbnail` is a picture's HTML, with {} for the file."""
         rows = "".join(
             f'<tr style="vertical-align:top"><th scope="row">{each.claim.id}</th>'
-            f"<td>{thumbnail.replace('{}', picture_name(each.claim))}</td>"
             f'<td style="text-align:left">{html.escape(each.claim.says)}</td>'
             f'<td style="text-align:left">{"<br>".join(html.escape(check.seen) for check in each.result.checks)}</td>'
             f'<td style="text-align:left">{each.mark} {html.escape(each.headline.split(": ", 1)[1])}</td></tr>'
             for each in self.findings
         )
-        heads = "".join(f'<th scope="col">{each}</th>' for each in ("", "", "the paper says", "seen here", "verdict"))
+        heads = "".join(f'<th scope="col">{each}</th>' for each in ("", "the paper says", "seen here", "verdict"))
         return f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
 
     def write(self, folder: Path) -> None:
-        """Write `report.md`, `report.html` and `verdicts.json`; the pictures are there already."""
-        machine = f"{cores()} cores, {self.seconds:.0f} s for all"
-        (folder / "report.md").write_text(self._markdown(machine), encoding="utf-8")
-        (folder / "report.html").write_text(self._page(machine), encoding="utf-8")
+        """Write `report.md` and `verdicts.json`; the pictures are there already."""
+        (folder / "report.md").write_text(self._markdown(), encoding="utf-8")
         found: dict[str, object] = {}
         for each in self.findings:
             checks = [[check.says, check.seen, check.holds] for check in each.result.checks]
@@ -69,7 +60,8 @@ class Report:
             found[each.claim.id] = facts | {"conditions": each.result.conditions}
         (folder / "verdicts.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
-    def _markdown(self, machine: str) -> str:
+    def _markdown(self) -> str:
+        machine = f"{cores()} cores, {self.seconds:.0f} s for all"
         lines = ["# The DDP paper, run again", "", f"({machine})", "", "| claim | verdict |", "|---|---|"]
         lines += ["| {} | {} |".format(*each.headline.split(": ", 1)) for each in self.findings]
         for each in self.findings:
@@ -80,22 +72,6 @@ class Report:
                 lines += ["", f"({each.result.conditions})"]
             lines += ["", f"![{each.claim.title}]({picture_name(each.claim)})"]
         return "\n".join([*lines, ""])
-
-    def _page(self, machine: str) -> str:
-        parts = "".join(
-            f"<section>{each._repr_html_()}"
-            f'<img src="{picture_name(each.claim)}" alt="{html.escape(each.claim.title)}"></section>'
-            for each in self.findings
-        )
-        return (
-            '<!doctype html><html lang="en"><meta charset="utf-8"><title>The DDP paper, run again</title>'
-            "<style>body{font-family:sans-serif;max-width:60em;margin:2em auto;padding:0 1em}img{max-width:100%}"
-            "td,th{padding:.2em .6em;border-top:1px solid #ccc}section{margin-top:3em}</style>"
-            f"<h1>The DDP paper, run again</h1><p>{html.escape(machine)}</p>{self._table(_THUMBNAIL)}{parts}</html>\n"
-        )
-
-
-_THUMBNAIL = '<a href="{}"><img src="{}" alt="" width="150"></a>'
 
 
 def picture_name(claim: Claim) -> str:
@@ -120,8 +96,8 @@ def reproduce(*ids: str, out: Path | str | None = None) -> Report:
     start = time.monotonic()
     findings: list[Finding] = []
     for place, claim in enumerate(claims):
-        with bar(place, len(claims), f"{claim.id} {claim.title}"):
-            finding = claim.find()
+        print(progress(place, len(claims), f"{claim.id} {claim.title}"), file=sys.stderr, flush=True)
+        finding = claim.find()
         findings.append(finding)
         if folder is not None and finding.result.picture is not None:
             draw.save(finding.result.picture, folder / picture_name(claim))
@@ -134,31 +110,7 @@ def reproduce(*ids: str, out: Path | str | None = None) -> Report:
 _CELLS = 24
 
 
-@contextmanager
-def bar(done: int, count: int, name: str) -> Iterator[None]:
-    """Show "[########----------------] 6 of 18: DD7 scalability, 12 s" until the block ends.
-
-    On a terminal it is one line that goes on; elsewhere a line when it begins.
-    """
+def progress(done: int, count: int, name: str) -> str:
+    """Return "[########----------------] 6 of 18: DD7 scalability"."""
     full = _CELLS * done // count
-    head = f"[{'#' * full}{'-' * (_CELLS - full)}] {done + 1} of {count}: {name}"
-    if not sys.stderr.isatty():
-        print(head, file=sys.stderr, flush=True)
-        yield
-        return
-    ended, start = threading.Event(), time.monotonic()
-
-    def tick() -> None:
-        while True:
-            print(f"\r\033[K{head}, {time.monotonic() - start:.0f} s", end="", file=sys.stderr, flush=True)
-            if ended.wait(0.5):
-                return
-
-    ticker = threading.Thread(target=tick, name="progress", daemon=True)
-    ticker.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        ticker.join()
-        print("\r\033[K", end="", file=sys.stderr, flush=True)
+    return f"[{'#' * full}{'-' * (_CELLS - full)}] {done + 1} of {count}: {name}"

@@ -12,13 +12,11 @@ from matplotlib.axes import Axes
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_claims import seen
-from ddp_claims.figures import panels
 from ddp_claims.samples import CONFIDENCE, Samples, no_network, ranks_on_cores
 from ddp_claims.training import Step, linear_layers, seconds_in_turn, sgd_step, under_ddp
 from ddp_claims.verdicts import Check, Result, paper_claim
 from dlearn import Cluster
-from dlearn.draw import canvas
-from dlearn.draw.palette import FAINT, SERIES
+from dlearn.lessons import charts
 from dlearn.shown import size_text
 
 RANKS = 2
@@ -159,32 +157,29 @@ def three_rules() -> Result:
     where = "on the loopback interface" if no_network() else f"over {NETWORK}"
     found = Cluster(RANKS, record=False, network=None if no_network() else NETWORK).run(bucket_sizes).results[0]
     good = {width: best(width, seconds) for width, seconds in found.items()}
-    picture = bucket_panels(good, found, where)
+    picture = bucket_picture(good, found, where)
     checks = (all_gradients(), nccl_beats_gloo(), buckets_grow_slower(good, where), within_a_machine())
     return Result(checks, picture, f"{ranks_on_cores(RANKS)}, gloo, {ROUNDS} rounds of all sizes in turn")
 
 
-def bucket_panels(good: Mapping[int, list[int]], found: Seconds, where: str) -> Axes:
+def bucket_picture(good: Mapping[int, list[int]], found: Seconds, where: str) -> Axes:
     """Draw for each model a step over the bucket size, relative to the fastest."""
-    names = [f"model {size_text(model_bytes(width))}: best {size_text(mode(good[width]))}" for width in WIDTHS]
-    picture, inside = panels(names, x="bytes of a bucket", y="a step, times the fastest")
-    for (width, seconds), panel, color in zip(found.items(), inside, SERIES, strict=False):
+    series = {}
+    for width, seconds in found.items():
         taken = [Samples(tuple(each)) for each in seconds.values()]
         fastest = min(each.median for each in taken)
+        halves = [each.middle_half for each in taken]
+        spreads = [(low / fastest, high / fastest) for low, high in halves]
+        name = f"model {size_text(model_bytes(width))}: best {size_text(mode(good[width]))}"
         sizes = [count * layer_bytes(width) for count in LAYERS_IN_BUCKET]
-        for size, each in zip(sizes, taken, strict=True):
-            low, high = each.middle_half
-            panel.vlines(size, low / fastest, high / fastest, colors=color)
-        panel.plot(sizes, [each.median / fastest for each in taken], "o-", color=color, markersize=5)
-        panel.axvline(mode(good[width]), color=FAINT, linewidth=0.8)
-        panel.set_xscale("log")
-        panel.set_xticks(sizes[::2], [size_text(size) for size in sizes[::2]])
-        panel.minorticks_off()
+        series[name] = charts.Series(sizes, [each.median / fastest for each in taken], spreads)
     model, bucket = (of(WIDTHS[-1]) / of(WIDTHS[0]) for of in (model_bytes, lambda width: mode(good[width])))
-    canvas.frame(
-        picture,
+    return charts.lines(
+        series,
         title=f"The model grows {model:.1f} times, its best bucket {bucket:.1f} times",
-        notes=[f"{where[0].upper()}{where[1:]}. Vertical: the middle half of {ROUNDS} steps; grey: the best bucket."],
-        below_in=0.5,
+        x="bytes of a bucket",
+        y="a step, times the fastest",
+        ticks=[(size, size_text(round(size))) for line in series.values() for size in line.x],
+        log="x",
+        notes=[f"{where[0].upper()}{where[1:]}. Vertical lines: the middle half of {ROUNDS} steps."],
     )
-    return picture

@@ -18,19 +18,14 @@ from matplotlib.axes import Axes
 
 from ddp_claims import seen
 from ddp_claims.convergence import SEEDS, differences, hurts, keeps, seeds_text, spread, training_loss
-from ddp_claims.figures import label_ends, panels
 from ddp_claims.training import backward, under_ddp
 from ddp_claims.verdicts import Check, Result, paper_claim
 from dlearn import Cluster
-from dlearn.draw import canvas
-from dlearn.draw.palette import SERIES
-from dlearn.lessons import digits, models
+from dlearn.lessons import charts, digits, models
 
 RANKS = 2
 EVERY = (1, 2, 4, 8)
 """n: an all-reduce and a step of the optimizer after so many iterations."""
-POINTS = 10
-"""Of each loss curve."""
 
 
 class Setting(NamedTuple):
@@ -46,17 +41,16 @@ class Setting(NamedTuple):
 
 
 SMALL, LARGE = Setting(8, 0.02, 800), Setting(256, 0.06, 240)
-"""The paper's two; every n divides the iterations between two points of the curve."""
+"""The paper's two; every n divides the iterations."""
 
 
-def train(setting: Setting, n: int, seed: int) -> list[float]:
-    """Return the loss over all training images at the start and at `POINTS` later moments."""
+def train(setting: Setting, n: int, seed: int) -> float:
+    """Return the loss over all training images at the end."""
     rank = dist.get_rank()
     images, labels = digits.shard(rank, dist.get_world_size())
     model = under_ddp(models.MLP, seed=seed)
     optimizer = torch.optim.SGD(model.parameters(), lr=setting.learning_rate)
     drawn = torch.Generator().manual_seed(10 * seed + rank)
-    losses = [training_loss(model.module)]
     for iteration in range(1, setting.iterations + 1):
         batch = torch.randint(len(images), (setting.batch,), generator=drawn)
         synchronised = iteration % n == 0
@@ -65,22 +59,20 @@ def train(setting: Setting, n: int, seed: int) -> list[float]:
         if synchronised:
             optimizer.step()
             optimizer.zero_grad()
-        if iteration % (setting.iterations // POINTS) == 0:
-            losses.append(training_loss(model.module))
-    return losses
+    return training_loss(model.module)
 
 
-Curves = dict[int, list[list[float]]]
-"""For each n, the loss curve of each seed."""
+Ends = dict[int, list[float]]
+"""For each n, the loss that each seed ends with."""
 
 CONTROL = LARGE._replace(learning_rate=EVERY[-1] * LARGE.learning_rate)
 """Steps as long as with the largest n, and after every iteration."""
 
 
-def train_all() -> dict[Setting, Curves]:
+def train_all() -> dict[Setting, Ends]:
     """Train both settings with every n from every seed, and the control with n = 1."""
-    curves = {setting: {n: [train(setting, n, seed) for seed in SEEDS] for n in EVERY} for setting in (SMALL, LARGE)}
-    return {**curves, CONTROL: {1: [train(CONTROL, 1, seed) for seed in SEEDS]}}
+    ends = {setting: {n: [train(setting, n, seed) for seed in SEEDS] for n in EVERY} for setting in (SMALL, LARGE)}
+    return {**ends, CONTROL: {1: [train(CONTROL, 1, seed) for seed in SEEDS]}}
 
 
 @paper_claim(
@@ -94,10 +86,9 @@ def train_all() -> dict[Setting, Curves]:
 )
 def skipping() -> Result:
     """Test whether the largest n hurts in either setting."""
-    curves: dict[Setting, Curves] = Cluster(RANKS, record=False).run(train_all).results[0]
-    ends = {setting: {n: [run[-1] for run in runs] for n, runs in each.items()} for setting, each in curves.items()}
+    ends: dict[Setting, Ends] = Cluster(RANKS, record=False).run(train_all).results[0]
     most, control = EVERY[-1], ends[CONTROL][1]
-    few = SMALL._replace(iterations=POINTS * most)
+    few = SMALL._replace(iterations=10 * most)
     traces = {n: Cluster(RANKS).run(train, few, n, seed=0).trace for n in EVERY}
     sent = {n: len(seen.reductions(each)) for n, each in traces.items()}
     steps = {n: len(each.where(phase="optimizer", rank=0).events) for n, each in traces.items()}
@@ -125,10 +116,10 @@ def skipping() -> Result:
         ),
     )
     conditions = f"{RANKS} ranks, gloo, {len(SEEDS)} seeds; no times are measured"
-    return Result(checks, picture(curves, ends), conditions)
+    return Result(checks, picture(ends), conditions)
 
 
-def ends_text(ends: dict[int, list[float]]) -> str:
+def ends_text(ends: Ends) -> str:
     """Return where each n ends, and the difference that decides."""
     told = "; ".join(f"n = {n}: {seeds_text(values)}" for n, values in ends.items())
     higher = differences(ends[EVERY[-1]], ends[1])
@@ -138,25 +129,22 @@ def ends_text(ends: dict[int, list[float]]) -> str:
     )
 
 
-def picture(curves: dict[Setting, Curves], ends: dict[Setting, dict[int, list[float]]]) -> Axes:
-    """Draw a panel for each setting with a curve for each n."""
+def picture(ends: dict[Setting, Ends]) -> Axes:
+    """Draw the loss at the end over n, a line for each setting."""
     most = EVERY[-1]
     times = {each: median(ends[each][most]) / median(ends[each][1]) for each in (LARGE, SMALL)}
-    ax, inside = panels([each.name for each in times], x="iterations, in % of the run", y="loss", right=0.75)
-    for setting, panel in zip(times, inside, strict=True):
-        lines = {}
-        for n, color in zip(EVERY, SERIES, strict=False):
-            at = list(zip(*curves[setting][n], strict=True))
-            share = [100 * point / POINTS for point in range(POINTS + 1)]
-            panel.plot(share, [median(each) for each in at], color=color, linewidth=1.6)
-            panel.vlines(share, [min(each) for each in at], [max(each) for each in at], colors=color, linewidth=1)
-            lines[f"n = {n}: {median(ends[setting][n]):.2f}"] = (100.0, median(at[-1]), color)
-        panel.set_ylim(bottom=0)
-        label_ends(panel, lines, canvas.points(ax, 0.9, along="y"))
-    return canvas.frame(
-        ax,
+    series = {}
+    for setting in times:
+        losses = [ends[setting][n] for n in EVERY]
+        spreads = [(min(each), max(each)) for each in losses]
+        series[setting.name] = charts.Series(EVERY, [median(each) for each in losses], spreads)
+    return charts.lines(
+        series,
         title=f"A step after {most} iterations ends with {times[LARGE]:.2f} times the loss for batches of"
         f" {LARGE.batch}, {times[SMALL]:.2f} for {SMALL.batch}",
+        x="n: a step after so many iterations",
+        y="loss at the end",
+        ticks=[(n, str(n)) for n in EVERY],
+        log="x",
         notes=["Medians of three seeds; vertical lines: from the best to the worst. The same images for every n."],
-        below_in=0.5,
     )

@@ -8,7 +8,7 @@ from typing import Literal
 from matplotlib.axes import Axes
 
 from ddp_claims.figures import stamp
-from dlearn.shown import count_text
+from dlearn.shown import Table, count_text
 
 Verdict = Literal["confirmed", "partly tested", "not confirmed here", "cannot be tested here"]
 
@@ -124,19 +124,12 @@ class Finding:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        checks = "".join(
-            f'<tr><td style="text-align:left">{html.escape(check.says)}</td>'
-            f'<td style="text-align:left">{html.escape(check.seen)}</td>'
-            f'<td style="text-align:left">{check.verdict}</td></tr>'
-            for check in self.result.checks
-        )
-        heads = "".join(
-            f'<th scope="col" style="text-align:left">{each}</th>' for each in ("must be so", "seen", "verdict")
-        )
+        rows = [(check.says, check.seen, check.verdict) for check in self.result.checks]
+        checks = Table([("must be so", "seen", "verdict"), *rows], names=3).html()
         conditions = f"<p>{html.escape(self.result.conditions)}</p>" if self.result.conditions else ""
         return (
             f"<p><b>{html.escape(self.headline)}</b>"
             f"<br>{html.escape(self.claim.says)} ({html.escape(self.claim.paper)})"
             f"<br>Run: {html.escape(self.claim.runs)}</p>"
-            f"<table><thead><tr>{heads}</tr></thead><tbody>{checks}</tbody></table>{conditions}"
+            f"{checks}{conditions}"
         )

@@ -31,8 +31,8 @@ WRONG = 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
 PICTURES = (
-    *("autograd", "breakdown", "buckets", "memory", "sequence"),
-    *("steps", "timeline", "topology", "traffic", "traffic_graph"),
+    *("autograd", "breakdown", "buckets", "film", "memory", "pipeline"),
+    *("sequence", "steps", "timeline", "topology", "traffic", "traffic_graph"),
 )
 """The drawings that need a trace and nothing else."""
 

@@ -1,13 +1,4 @@
-"""Every error that dlearn raises on purpose.
-
-DlearnError
- ├── SetupError    this machine, or the installed torch, lacks something that was asked for
- │    └── WrongArguments  a command of dlearn's was typed such that it makes no sense
- ├── TraceError    a trace file or folder cannot be read
- ├── PeerError     a rank of a glass-box collective is gone, or does not answer
- ├── TrafficError  the traffic is not the one that a test asked for
- └── RankError     a rank of a cluster failed; `.rank` says which, `.run` holds what was recorded
-"""
+"""Every error that dlearn raises on purpose."""
 
 from importlib import import_module
 from types import ModuleType
@@ -28,12 +19,6 @@ _INSTALL = {
 }
 
 
-def not_installed(package: str, *, needed_by: str) -> SetupError:
-    """Make the error for a package that dlearn does not depend on and that is not installed."""
-    how = _INSTALL.get(package, f"pip install {package}")
-    return SetupError(f"{needed_by} needs {package}, which is not installed: {how}")
-
-
 def optional(package: str, *, needed_by: str) -> ModuleType:
     """Import a package that dlearn does not depend on; raise SetupError where it is missing."""
     try:
@@ -41,7 +26,8 @@ def optional(package: str, *, needed_by: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name != package:
             raise
-    raise not_installed(package, needed_by=needed_by)
+    how = _INSTALL.get(package, f"pip install {package}")
+    raise SetupError(f"{needed_by} needs {package}, which is not installed: {how}")
 
 
 class WrongArguments(SetupError):
@@ -90,9 +76,15 @@ class RankError(DlearnError):
         parts = [self.what, self.details.rstrip(), f"Try: {self.hint}" if self.hint else ""]
         return "\n".join(part for part in parts if part)
 
-    def _render_traceback_(self) -> list[str]:
-        """Return one line for IPython: the rank's own traceback is the useful one."""
+    def _render_traceback_(self: DlearnError) -> list[str]:
+        """Return the text for IPython, without a traceback of dlearn's own code."""
         return [f"{type(self).__name__}: {self}"]
+
+
+class GateError(DlearnError):
+    """A held job does not go on: the text says which ranks wait for which."""
+
+    _render_traceback_ = RankError._render_traceback_
 
 
 class Interrupted(KeyboardInterrupt):

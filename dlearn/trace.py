@@ -51,10 +51,11 @@ class Trace(Selection, Shown):
         """
         if not folders:
             raise TraceError("Trace.load needs a folder: Trace.load('traces/ddp').")
-        job = load_job([Path(folder) for folder in folders], attempt)
-        trace = cls(job.path, job.processes, Events(job.events))
-        problems = [*job.problems, *calls_not_read(trace.of(OtherMpiCall), trace.labels)]
-        problems += clock_problems(trace.processes, trace.met) if job.clocks > 1 else []
+        processes, table, problems = load_job([Path(folder) for folder in folders], attempt)
+        trace = cls(Path(folders[0]), processes, Events(table))
+        problems += calls_not_read(trace.of(OtherMpiCall), trace.labels)
+        if len({each.clock.name for each in processes}) > 1:
+            problems += clock_problems(processes, trace.met)
         # Frozen from here on; it is still being made.
         object.__setattr__(trace, "problems", tuple(map(printable, problems)))
         return trace

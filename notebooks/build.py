@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -60,25 +60,24 @@ def build(source: Path) -> bool:
     """Execute one notebook and save it; False, and nothing saved, if a cell fails."""
     start = time.monotonic()
     notebook = read(source)
-    with shown(f"{source.stem}: running") as ended:
-        try:
-            with tempfile.TemporaryDirectory() as folder, peak_memory() as peak, kernel(folder) as manager:
-                run_in(manager, notebook)
-        except CellExecutionError as error:
-            ended(f"{source.stem}: a cell failed, nothing saved")
-            print(error, file=sys.stderr)
-            return False
-        scrub(notebook)
-        text = nbformat.writes(notebook) + "\n"
-        if len(text.encode()) > MOST_BYTES:
-            text = smaller_only(text)
-        size = len(text.encode())
-        if size > MOST_BYTES:
-            ended(f"{source.stem}: {size:,} bytes, more than {MOST_BYTES:,}: nothing saved. Smaller figures?")
-            return False
-        source.with_suffix(".ipynb").write_text(text, encoding="utf-8")
-        seconds = time.monotonic() - start
-        ended(f"{source.stem}: {seconds:.0f} s, peak {max(peak) / 1e6:.0f} MB, {size / 1e3:.0f} kB")
+    print(f"{source.stem}: running ...", file=sys.stderr, flush=True)
+    try:
+        with tempfile.TemporaryDirectory() as folder, peak_memory() as peak, kernel(folder) as manager:
+            run_in(manager, notebook)
+    except CellExecutionError as error:
+        print(f"{source.stem}: a cell failed, nothing saved\n{error}", file=sys.stderr)
+        return False
+    scrub(notebook)
+    text = nbformat.writes(notebook) + "\n"
+    if len(text.encode()) > MOST_BYTES:
+        text = smaller_only(text)
+    size = len(text.encode())
+    if size > MOST_BYTES:
+        print(f"{source.stem}: {size:,} bytes, more than {MOST_BYTES:,}: nothing saved. Smaller figures?")
+        return False
+    source.with_suffix(".ipynb").write_text(text, encoding="utf-8")
+    seconds = time.monotonic() - start
+    print(f"{source.stem}: {seconds:.0f} s, peak {max(peak) / 1e6:.0f} MB, {size / 1e3:.0f} kB", flush=True)
     return True
 
 
@@ -187,35 +186,6 @@ def is_empty(output: NotebookNode) -> bool:
     """Whether it shows nothing, or what stands there only because a run took a moment."""
     live = output.get("metadata", {}).get("dlearn") == "live"
     return output.output_type == "display_data" and (live or not any(output.data.values()))
-
-
-@contextmanager
-def shown(text: str) -> Iterator[Callable[[str], None]]:
-    """Show `text` and the seconds on a terminal; the yielded function replaces it by a last line."""
-    over = threading.Event()
-    start = time.monotonic()
-
-    def tick() -> None:
-        while not over.wait(1.0):
-            print(f"\r\033[K{text}, {time.monotonic() - start:.0f} s", end="", file=sys.stderr, flush=True)
-
-    def end(line: str) -> None:
-        over.set()
-        if live:
-            thread.join()
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
-        print(line, flush=True)
-
-    live = sys.stderr.isatty()
-    thread = threading.Thread(target=tick, daemon=True)
-    if live:
-        thread.start()
-    else:
-        print(f"{text} ...", file=sys.stderr, flush=True)
-    try:
-        yield end
-    finally:
-        over.set()
 
 
 if __name__ == "__main__":

@@ -355,6 +355,3 @@ def my_dispatch(tokens, expert_of, expert):
 
 
 lessons.check("expert_dispatch", my_dispatch, student="")  # your name: it chooses the data
-
-# %% [markdown]
-# *Text and figures: CC BY 4.0. Code: MIT.*

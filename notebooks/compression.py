@@ -425,6 +425,3 @@ def my_hook(state, bucket):
 
 
 lessons.check("top_k_hook", my_hook, student="")  # your name: it chooses the data
-
-# %% [markdown]
-# *Text and figures: CC BY 4.0. Code: MIT.*

@@ -451,6 +451,3 @@ def buffers_sent(**options):
 
 sent = {"plain": buffers_sent(), "as views": buffers_sent(gradient_as_bucket_view=True)}
 assert lessons.answer("ddp_hooks.buffers_of_24_channels", sent).right
-
-# %% [markdown]
-# *Text and figures: CC BY 4.0. Code: MIT.*

@@ -224,6 +224,3 @@ if one_for_all is not None:
 # %% tags=["DD4", "check"]
 assert (small, large) == ((16, 15), (1, 0))
 assert max(shares["waits"]) == 0 < median(shares["DDP"])  # the last rank computes on
-
-# %% [markdown]
-# *Text and figures: CC BY 4.0. Code: MIT.*

@@ -335,6 +335,3 @@ def my_training(model, batches, loss, optimizer):
 
 
 lessons.check("ddp_by_hand", my_training, student="")  # your name: it chooses the data
-
-# %% [markdown]
-# *Text and figures: CC BY 4.0. Code: MIT.*

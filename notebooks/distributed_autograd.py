@@ -374,6 +374,3 @@ lessons.answer("distributed_autograd.ninth", my_number)
 
 # %% tags=["answer"]
 assert lessons.answer("distributed_autograd.ninth", len(crossings("ninth"))).right
-
-# %% [markdown]
-# *Text and figures: CC BY 4.0. Code: MIT.*

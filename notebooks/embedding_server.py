@@ -332,5 +332,3 @@ assert lessons.answer("embedding_server.longer_bags", sent).right
 
 # %% [markdown]
 # For which bags would pushing indices and rows send less than autograd?
-#
-# *Text and figures: CC BY 4.0. Code: MIT.*

@@ -304,6 +304,3 @@ def my_loop(ddp, batches, loss, every, rate):
 
 
 lessons.check("accumulation", my_loop, student="")  # your name: it chooses the data
-
-# %% [markdown]
-# *Text and figures: CC BY 4.0. Code: MIT.*

@@ -345,6 +345,3 @@ lessons.answer("hogwild.four_workers", my_stalest_of_four)
 # %% tags=["answer"]
 assert lessons.answer("hogwild.four_workers", (2 * 4 - 1) * (4 - 1)).right
 assert extremes(4, 2)[1] == (2 * 2 - 1) * (4 - 1)  # the formula holds for four workers, too
-
-# %% [markdown]
-# *Text and figures: CC BY 4.0. Code: MIT.*

@@ -273,6 +273,3 @@ lessons.answer("model_parallel.linear_layer", my_answer)
 # %% tags=["answer"]
 P = 4 * sum(each.numel() for each in nn.Linear(4_096, 4_096, bias=False).parameters())
 assert lessons.answer("model_parallel.linear_layer", P / torch.ones(4_096).nbytes).right
-
-# %% [markdown]
-# *Text and figures: CC BY 4.0. Code: MIT.*

@@ -19,7 +19,7 @@
 # other, the batch is cut into *micro-batches* that follow each other through the stages. **How many bytes cross each
 # stage boundary for a micro-batch? Does their number m matter? And what does the schedule 1F1B do better than GPipe?**
 #
-# Here is torch's own pipelining, with a span around each piece of work: `F2` is the forward pass of micro-batch 2 in
+# Here is torch's own pipelining. Each piece of work is recorded as a span: `F2` is the forward pass of micro-batch 2 in
 # one stage, `B2` its backward pass. For the pictures each piece also sleeps, because three ranks on two cores can sleep
 # at the same time, but not compute. So the *shape* is that of equal stages; the milliseconds mean nothing.
 
@@ -39,26 +39,6 @@ from dlearn import Cluster, draw, lessons, messages, play, span
 STAGES, WIDTH, BATCH = 3, 64, 48
 
 
-class Stage(PipelineStage):
-    """Torch's, with spans; it sleeps for `work_s` in a forward pass, and twice as long in a backward pass."""
-
-    work_s = 0.0
-    most_kept = 0
-
-    def forward_one_chunk(self, number, *args, **kwargs):
-        with span(f"F{number}"):
-            time.sleep(self.work_s)
-            output = super().forward_one_chunk(number, *args, **kwargs)
-        self.most_kept = max(self.most_kept, len(self.fwd_cache))  # torch's own cache for the backward passes
-        return output
-
-    def backward_one_chunk(self, number, *args, **kwargs):
-        with span(f"B{number}"):
-            time.sleep(2 * self.work_s)
-            super().backward_one_chunk(number, *args, **kwargs)
-
-
-# %%
 def layers(rank):
     torch.manual_seed(rank)
     return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
@@ -69,11 +49,21 @@ def data():
     return torch.randn(BATCH, WIDTH), torch.randn(BATCH, WIDTH)
 
 
+# %%
 def train(schedule, m, work_s=0.0):
-    """Make two steps; return the last gradients, and the most micro-batches that were kept at the same time."""
+    """Make two steps; return the last gradients, and the most micro-batches that were kept at the same time.
+
+    A stage sleeps for `work_s` in a forward pass, and twice as long in a backward pass.
+    """
     rank, n = dist.get_rank(), dist.get_world_size()
-    stage = Stage(layers(rank), rank, n, torch.device("cpu"))
-    stage.work_s = work_s
+    stage, kept = PipelineStage(layers(rank), rank, n, torch.device("cpu")), []
+
+    def at_work(module, inputs, output):
+        kept.append(1 + len(stage.fwd_cache))  # with this one; torch's own cache for the backward passes
+        time.sleep(work_s)
+        output.register_hook(lambda gradient: time.sleep(2 * work_s))
+
+    stage.submod.register_forward_hook(at_work)
     pipeline = schedule(stage, n_microbatches=m, loss_fn=mse_loss)
     inputs, targets = data()
     for step in range(2):
@@ -85,7 +75,7 @@ def train(schedule, m, work_s=0.0):
                 pipeline.step(target=targets)
             else:
                 pipeline.step()
-    return [parameter.grad for parameter in stage.submod.parameters()], stage.most_kept
+    return [parameter.grad for parameter in stage.submod.parameters()], max(kept)
 
 
 # %% [markdown]
@@ -135,8 +125,8 @@ assert sent[6][1] == 49_152
 #
 # GPipe does all forward passes, then all backward passes. **1F1B** ("one forward, one backward") starts backward passes
 # as soon as it can, and from then on alternates. Does it send other messages? Are its gradients those of the whole
-# model? In the pictures, look at the gaps of each rank: are they smaller in the lower picture? How many F does rank 0
-# make before its first B?
+# model? In the picture a lane is hatched where its rank waits: this is the pipeline's *bubble*. Is its share smaller in
+# the lower half? How many forward passes (pale) does rank 0 make before its first backward pass?
 
 
 # %%
@@ -150,10 +140,7 @@ for name, run in (("GPipe", gpipe[6]), ("1F1B", one_each[6])):
     for rank, works in enumerate(order_of(run)):
         print(f"{name:5} rank {rank}:", *works)
 napping = {name: cluster.run(train, kind, 6, 0.05) for name, kind in (("GPipe", ScheduleGPipe), ("1F1B", Schedule1F1B))}
-for name, run in napping.items():
-    axes = draw.timeline(run.trace.within("step 1").where(kind="span"))
-    begun = order_of(run)[0].index("B0")
-    axes.set_title(f"{name}: rank 0 begins {begun} forward passes before B0", loc="left", fontsize=12, weight="bold")
+draw.pipeline({name: run.trace.within("step 1") for name, run in napping.items()})
 
 # %% [markdown]
 # Each rank does the same twelve pieces in another order, and every message and every byte is the same. In 1F1B the last
@@ -223,7 +210,7 @@ for run in (*gpipe.values(), *one_each.values()):
 # %% [markdown]
 # ## The bubble
 #
-# The gaps are called the *bubble*. How large is it in theory? Take the recorded order, let F take 1, B take 2, and
+# How large is the bubble in theory? Take the recorded order, let F take 1, B take 2, and
 # messages no time. A piece begins when its rank has finished the piece before, and the neighbour has finished the same
 # micro-batch. **Predict first:** which schedule ends sooner?
 
@@ -255,7 +242,8 @@ for name, runs in (("GPipe", gpipe), ("1F1B", one_each)):
 
 # %% [markdown]
 # Neither: both take (m + n - 1) · 3, and of that **(n - 1)/(m + n - 1)** is bubble. With m = 1 (stages without a
-# pipeline) each of three ranks is idle for 2/3 of the time, with m = 12 for 1/7. So many micro-batches are better.
+# pipeline) each of three ranks is idle for 2/3 of the time, with m = 6 for 1/4, to which the picture adds what messages
+# take, and with m = 12 for 1/7. So many micro-batches are better.
 # GPipe must keep all of them, 1F1B only a few: 1F1B saves memory, but no time. (From which batch size on DDP sends
 # less: [model_parallel](model_parallel.ipynb).)
 

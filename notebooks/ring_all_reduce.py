@@ -42,6 +42,9 @@ from dlearn.lessons import digits, models
 #
 # In one step, every rank sends one chunk. **Predict first:** after how many steps does every rank have 1111 everywhere?
 # Write a number without quotes instead of `None`.
+#
+# Then look at the film of the run. Columns are chunks, rows are ranks. A cell is the stronger the more ranks' numbers
+# it contains, and gold once it is complete. **When does each rank have exactly one gold cell?**
 
 # %%
 my_steps = lessons.predict("ring.steps", None)
@@ -66,6 +69,9 @@ for step in sorted(sent):
     sends = ", ".join(f"{src} to {dst}: chunk {chunk}" for src, (chunk, dst, _) in sorted(sent[step].items()))
     print(f"step {step}:  {sends}")
 my_steps and my_steps.against(len(sent))
+
+# %%
+film = draw.film(run.trace)
 
 # %%
 state = [[10**rank] * N for rank in range(N)]  # state[rank][chunk]: these messages once more, by hand
@@ -107,6 +113,7 @@ assert all(size == S / N for step in sent.values() for _, _, size in step.values
 assert all(traffic(run.trace).bytes_from(rank=rank) == 2 * (N - 1) / N * S for rank in range(N))
 complete = [number for number, step in enumerate(player.walk.steps, 1) if "the whole sum" in step.sentence]
 assert len(player.walk.steps) == 2 * (N - 1) * N
+assert "halfway each piece is whole on one rank" in film.get_title("left")
 assert len(complete) == (N - 1) * N + N  # each chunk is completed once, and then sent N - 1 times
 
 # %% [markdown]

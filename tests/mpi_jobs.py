@@ -34,7 +34,7 @@ def reductions() -> list[torch.Tensor]:
         dist.reduce(tensor := data(9), root)
         found += [tensor] if dist.get_rank() == root else []  # Of the others torch promises nothing.
     parts = [data(4) * (rank + 1) for rank in range(dist.get_world_size())]
-    for op in (SUM, MAX) if installed_torch.gloo_finds_maxima_in_reduce_scatter() else (SUM,):
+    for op in (SUM, MAX) if installed_torch.NEW_GLOO else (SUM,):
         dist.reduce_scatter(mine := torch.zeros(4), parts, op=op)
         found.append(mine)
     installed_torch.reduce_scatter_single(mine := torch.zeros(4), data(dist.get_world_size() * 4))
@@ -46,7 +46,7 @@ def moves() -> list[torch.Tensor]:
     found = []
     for root in range(size):
         tensors = [data(9), data(3, torch.bfloat16), data(4) > 2, turned()]
-        if installed_torch.gloo_takes_complex_numbers():  # Else it is no measure.
+        if installed_torch.NEW_GLOO:  # Else it is no measure.
             tensors.append(torch.complex(data(2), data(2)))
         for tensor in tensors:
             dist.broadcast(tensor, root)

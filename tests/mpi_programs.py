@@ -110,12 +110,12 @@ def wait_one_by_one(requests: list) -> None:
             pass
 
 
-def at_random(seed: int = 1, count: int = 60) -> list[tuple[int, int]]:
+def at_random() -> list[tuple[int, int]]:
     """Who sends whom what by chance, asked for by all sorts of wildcards; the number of each message at its sender."""
     from mpi4py import MPI
 
-    comm, status, choose = MPI.COMM_WORLD, MPI.Status(), random.Random(seed)
-    plan = [(choose.randrange(comm.size), choose.randrange(comm.size), choose.randrange(3)) for _ in range(count)]
+    comm, status, choose = MPI.COMM_WORLD, MPI.Status(), random.Random(1)
+    plan = [(choose.randrange(comm.size), choose.randrange(comm.size), choose.randrange(3)) for _ in range(60)]
     mine = [(dst, tag) for src, dst, tag in plan if src == comm.rank]
     coming = sum(dst == comm.rank for _, dst, _ in plan)
     wild = [comm.irecv() for _ in range(coming // 3)]

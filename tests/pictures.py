@@ -130,8 +130,10 @@ def drawings(folder: Path, *, name: str = "") -> dict[str, Axes]:
         "autograd": draw.autograd(graph(folder / "graph", name)),
         "breakdown": draw.breakdown(trace),
         "buckets": draw.buckets(trace),
+        "film": draw.film(trace),
         "groups": draw.groups(grouped(folder / "grouped", name)),
         "memory": draw.memory(memory(folder / "memory", name)),
+        "pipeline": draw.pipeline(pipeline(folder / "pipeline", name)),
         "scaling": draw.scaling({size: sends(folder / str(size), 12 * size, name) for size in (1, 8, 32)}),
         "sequence": draw.sequence(trace),
         "steps": draw.steps(training(folder / "steps", name, steps=4)),
@@ -213,6 +215,22 @@ def memory(folder: Path, name: str = "") -> Trace:
             sizes = dict(zip(columns, (100, 0, 100 * (at > 1), 100, 200 * rank, 40 * (at == 1), 100), strict=True))
             lines[rank].append({"kind": "memory", "number": at, "start_ns": at * US, **sizes, **facts})
     return added(ranks(folder, name), lines)
+
+
+def pipeline(folder: Path, name: str = "", *, stages: int = 2, micro_batches: int = 2, slow: int = 1) -> Trace:
+    """A step of GPipe: a forward pass takes 10 ms, a backward pass 20 ms, on the last rank `slow` times as long."""
+    folder.mkdir(parents=True)
+    job, free = Job(folder, ranks=stages, names=["", name, *[""] * (stages - 2)]), [0] * stages
+    for kind, order, took in (("F", range(stages), 10), ("B", range(stages)[::-1], 20)):
+        for micro_batch in range(micro_batches):
+            over = 0
+            for before, rank in zip([None, *order[:-1]], order, strict=True):
+                begin = max(over, free[rank])
+                over = free[rank] = begin + took * (slow if rank == stages - 1 else 1)
+                job.span(rank, f"{kind}{micro_batch}", start_ns=begin * MS, end_ns=over * MS)
+                if before is not None:
+                    job.message(before, rank, size=1000, start_ns=begin * MS, end_ns=begin * MS + 1)
+    return job.load()
 
 
 def added(job: Job, lines: list[list[dict[str, object]]]) -> Trace:

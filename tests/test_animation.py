@@ -6,7 +6,7 @@ from PIL import Image
 from traces import Job
 
 from dlearn import DlearnError
-from dlearn.draw.palette import MISSING, SERIES, look
+from dlearn.draw.palette import DARK, MISSING, WHOLE, look
 from dlearn.play import player
 
 
@@ -37,26 +37,32 @@ def near(frame, color):
     return np.abs(frame - wanted).max(axis=2) < 24
 
 
-def test_what_moves_at_the_same_time_moves_together(ring):
-    """At the end each rank has all pieces in both colours."""
+def test_what_moves_at_the_same_time_moves_together_in_twelve_frames_a_second(ring):
+    """In 0.6 s are 8 frames of 80 ms. After the last round each rank has the sum, in gold, and nobody before."""
     with Image.open(ring) as gif:
-        assert (gif.n_frames, gif.info["duration"], gif.info["loop"]) == (4 * 6, 100, 0)
+        assert (gif.n_frames, gif.info["duration"], gif.info["loop"]) == (4 * 8, 80, 0)
         gif.seek(gif.n_frames - 1)
         assert gif.info["duration"] == 3000
-    first, *_, last = frames_of(ring)
-    for color in SERIES[:2]:
-        assert near(last, color).sum() > 1.6 * near(first, color).sum() > 0
+    first, *between, last = frames_of(ring)
+    assert not near(first, WHOLE).any()
+    assert near(last, WHOLE).sum() == 2 * near(between[14], WHOLE).sum() > 0  # Halfway each has a half.
+
+
+def test_a_dark_page_has_a_dark_animation(tmp_path):
+    all_reduce(tmp_path / "job").to_gif(tmp_path / "dark.gif", dark=True)
+    assert all(near(frame, DARK["paper"]).mean() > 0.5 for frame in frames_of(tmp_path / "dark.gif"))
 
 
 def test_a_packet_goes_from_its_sender_to_its_receiver(tmp_path):
-    """Rank 0 stands left of rank 1. Drawn again, the bytes are the same."""
+    """Rank 0 stands above rank 1. Drawn again, the bytes are the same."""
     gif, again = (tmp_path / name for name in ("one.gif", "two.gif"))
     for src, dst in ((0, 1), (1, 0)):
         job = Job(tmp_path / str(src), ranks=2)
         job.message(src, dst, size=100_000)
         shown = player(job.load())
         shown.to_gif(gif)
-        places = [np.argwhere(near(frame, look("send").color))[:, 1].mean() for frame in frames_of(gif)]
+        *moving, _ = frames_of(gif)
+        places = [np.argwhere(near(frame, look("send").color))[:, 0].mean() for frame in moving]
         assert places == sorted({*places}, reverse=src > dst)
     shown.to_gif(again)
     assert gif.read_bytes() == again.read_bytes()
@@ -68,13 +74,15 @@ def test_what_never_came_is_red_and_nothing_else_is(ring, tmp_path):
     assert any(near(frame, MISSING).any() for frame in frames_of(tmp_path / "hung.gif"))
 
 
-def test_never_more_than_forty_frames(tmp_path):
+@pytest.mark.parametrize(("collectives", "frames"), [(12, 12 * 4 * 5), (36, 64 * 4)])
+def test_never_more_than_256_frames(tmp_path, collectives, frames):
+    """A round of many has fewer frames than six, but four at least; rounds that do not fit are left out."""
     job = Job(tmp_path / "job", ranks=2)
-    for step in range(12):
+    for step in range(collectives):
         job.collective("all_reduce", size=4000, start_ns=1000 * step, end_ns=1000 * step + 900)
     player(job.load()).to_gif(tmp_path / "many.gif")
     with Image.open(tmp_path / "many.gif") as gif:
-        assert 36 <= gif.n_frames <= 40
+        assert gif.n_frames == frames
 
 
 @pytest.mark.parametrize(

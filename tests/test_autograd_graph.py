@@ -39,7 +39,9 @@ def crossings_of(graph):
 
 
 @pytest.mark.parametrize(("context", "nodes", "crossings"), CASES)
-def test_the_pieces_of_all_workers_make_one_graph_that_ran_in_its_order(run, context, nodes, crossings):
+def test_the_pieces_of_all_workers_make_one_graph_that_ran_in_its_order_with_a_message_for_each_crossing(
+    run, context, nodes, crossings
+):
     graph = analysis.autograd_graph(run.trace, context)
     assert graph.graph["problems"] == ()
     assert Counter(worker for _, worker in graph.nodes(data="worker")) == nodes
@@ -53,15 +55,11 @@ def test_the_pieces_of_all_workers_make_one_graph_that_ran_in_its_order(run, con
     for src, dst, kind in graph.edges(data="kind"):
         over = "start_ns" if kind == "wire" else "end_ns"  # A recv ends when its message has been handed over.
         assert graph.nodes[src][over] <= graph.nodes[dst]["start_ns"]
-
-
-@pytest.mark.parametrize(("context", "nodes", "crossings"), CASES)
-def test_each_crossing_is_one_message_with_its_gradient(run, context, nodes, crossings):
-    """On either side of a call: C++ adds the recv functions of a callee after Python has unpacked what it was sent."""
+    # On either side of a call: C++ adds the recv functions of a callee after Python has unpacked what it was sent.
     sent = [each for each in messages(run.trace) if each.op == "BACKWARD_AUTOGRAD_REQ"]
     mine = [each for each in sent if each.operation.exchange.context == context]
     carried = Counter((each.src, each.dst, sum(one.payload_bytes for one in each.tensors)) for each in mine)
-    assert carried == crossings_of(analysis.autograd_graph(run.trace, context))
+    assert carried == crossings_of(graph)
     assert {each.known_by for each in mine} == {"window"}
 
 

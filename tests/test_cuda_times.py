@@ -1,7 +1,6 @@
 """When a GPU did what was launched: its clock against the host's, events that are not passed, and no waiting.
 
-The GPU is made by hand: a clock that runs 40 ppm fast, and streams that are busy until some moment of it. Real ones are
-in gpu/test_one_gpu.py.
+The GPU is made by hand: a clock that runs 40 ppm fast, and busy streams. (Real ones: gpu/test_one_gpu.py.)
 """
 
 from __future__ import annotations

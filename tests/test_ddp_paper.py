@@ -85,9 +85,8 @@ def test_the_command_writes_figures_report_and_verdicts_and_refuses_an_unknown_c
     report = (tmp_path / "out" / "report.md").read_text()
     assert f"| DD14 averages, and what the constructor sends | {verdict}" in report
     assert done.stdout.startswith(f"DD14 averages, and what the constructor sends: {verdict}")
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        "dd14.svg", "report.html", "report.md", "verdicts.json",
-    }  # fmt: skip
+    written = {path.name for path in (tmp_path / "out").iterdir()}
+    assert written == {"dd14.svg", "report.md", "verdicts.json"}
 
 
 EXACT = {"DD1": 1, "DD4": 2, "DD8": 1, "DD9": 2, "DD12": 5, "DD13": 1, "DD17": 1}

@@ -36,7 +36,7 @@ def client(tmp_path_factory) -> Iterator[Any]:
         assert [path.name for path in scratch.glob("dlearn-*")] == []
     finally:
         for id in client.ids:
-            started |= set(_children(client, id))
+            started |= set(engine(client, id).children(recursive=True))
         client.close()
         cluster.stop_cluster_sync()
         _, left = psutil.wait_procs(started, timeout=10)
@@ -45,14 +45,8 @@ def client(tmp_path_factory) -> Iterator[Any]:
     assert left == []
 
 
-def _children(client: Any, id: int) -> list[psutil.Process]:
-    return psutil.Process(client[id].apply_async(os.getpid).get(60)).children(recursive=True)
-
-
-def _pids(folder: Path, ranks: int) -> list[int]:
-    """Of ranks that have written a file each, with their pid as its name."""
-    assert comes_true(lambda: len(list(folder.iterdir())) == ranks)
-    return [int(path.name) for path in folder.iterdir()]
+def engine(client: Any, id: int) -> psutil.Process:
+    return psutil.Process(client[id].apply_async(os.getpid).get(60))
 
 
 def _sent(run: Any) -> list[tuple[Any, ...]]:
@@ -91,13 +85,12 @@ def test_an_engine_that_is_killed_ends_the_run_and_leaves_no_rank(client, tmp_pa
     began = tmp_path / "began"
     began.mkdir()
     cluster, victim = Cluster(engine=client), client.ids[-1]
-    engine = psutil.Process(client[victim].apply_async(os.getpid).get(60))
-    children = engine.children(recursive=True)
-    pids: list[int] = []
+    killed = engine(client, victim)
+    children = killed.children(recursive=True)
 
     def kill() -> None:
-        pids.extend(_pids(began, len(cluster.names)))
-        engine.kill()
+        assert comes_true(lambda: len(list(began.iterdir())) == len(cluster.names))
+        killed.kill()
 
     thread = threading.Thread(target=kill)
     thread.start()
@@ -109,6 +102,7 @@ def test_an_engine_that_is_killed_ends_the_run_and_leaves_no_rank(client, tmp_pa
     assert caught.value.rank == victim
     assert caught.value.what.splitlines()[0] == lost
     assert len(caught.value.run.trace.processes) == len(cluster.names)  # Its disk is ours, too.
+    pids = [int(path.name) for path in began.iterdir()]  # Each rank has written a file of this name.
     assert all_end([*pids, *(process.pid for process in children)])
 
     gone = cluster.run(programs.say, "again", check=False)

@@ -87,7 +87,6 @@ def test_within_a_span_is_all_that_it_caused_on_any_rank(traces):
 
 def test_a_row_of_a_frame_says_what_its_operation_or_message_says(traces):
     """The frames are made of columns and of what those that are alike share; the values one by one."""
-    pytest.importorskip("pandas")
     for trace in traces:
         asked, found = operations(trace), messages(trace)
         calls, sent = asked.to_frame(), found.to_frame()
@@ -102,7 +101,6 @@ def test_a_row_of_a_frame_says_what_its_operation_or_message_says(traces):
 
 
 def test_the_frame_of_an_analysis_adds_up_to_its_value(traces):
-    pytest.importorskip("pandas")
     parts = [f"{part}_ns" for part in ("forward", "backward", "transfer", "waiting", "optimizer", "between")]
     for trace in traces:
         shares, steps = analysis.breakdown(trace), analysis.step_times(trace)

@@ -3,7 +3,6 @@
 import json
 import math
 import re
-import tempfile
 from collections import defaultdict
 from pathlib import Path
 
@@ -141,9 +140,8 @@ def test_of_a_recorded_job_every_message_is_there(name, tmp_path):
 
 @given(CALLS)
 @settings(max_examples=30, deadline=None)
-def test_of_any_job_slices_nest_arrows_hold_and_loops_are_closed(made):
-    with tempfile.TemporaryDirectory() as folder:
-        check(random_job(Path(folder), made))
+def test_of_any_job_slices_nest_arrows_hold_and_loops_are_closed(tmp_path_factory, made):
+    check(random_job(tmp_path_factory.mktemp("job"), made))
 
 
 def test_perfetto_a_process_per_rank_a_slice_per_call_an_arrow_per_message(tmp_path):

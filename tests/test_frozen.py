@@ -115,7 +115,6 @@ def _came(walk):
 
 
 def test_the_answers_of_the_page_own_questions_account_for_every_message_and_operation(tmp_path):
-    pytest.importorskip("pandas")
     frozen_answers.traces("lesson-ddp_step_by_step", tmp_path)
     answers = {}
     page = (Path(__file__).parents[1] / "docs" / "own-questions.md").read_text()

@@ -1,7 +1,5 @@
 """A disk that fills up while a job is recorded: the job's results come back, and the trace says what is not in it.
-
-The kernel's limit on the size of a file refuses what is written in the same way as a full disk, or a part of it.
-"""
+(The kernel's limit on the size of a file refuses what is written in the same way.)"""
 
 import resource
 from contextlib import contextmanager

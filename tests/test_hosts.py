@@ -1,8 +1,4 @@
-"""A job on several hosts, with clocks of their own: real network and time namespaces.
-
-The hosts are joined by a cable, each has a name, and the clock of one, a real one of the kernel's, is ahead by
-`AHEAD_SECONDS`, exactly.
-"""
+"""A job on two hosts, by real network and time namespaces: the kernel's clock of one is ahead by `AHEAD_SECONDS`."""
 
 import os
 import re

@@ -1,8 +1,6 @@
 """The files of one job: which belong together, and one clock for several hosts. Real hosts are in test_hosts.py."""
 
 import os
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import msgspec
 import pytest
@@ -24,10 +22,10 @@ def fact(kind, **columns):
     return msgspec.defstruct("Fact", names, bases=(Line,), tag=kind, kw_only=True)(**columns)
 
 
-def attempt(folder, *, number=0, met="", ranks=2, start_ns=0, **facts):
-    made = Job(folder, ranks=ranks)
-    facts = {"job": "job", "world_size": ranks, "restart": number, "start_ns": start_ns + number} | facts
-    made.headers = [header(rank, pid=1000 * (number + 1) + rank, **facts) for rank in range(ranks)]
+def attempt(folder, *, number=0, met="", **facts):
+    made = Job(folder, ranks=2)
+    facts = {"job": "job", "world_size": 2, "restart": number, "start_ns": number} | facts
+    made.headers = [header(rank, pid=1000 * (number + 1) + rank, **facts) for rank in range(2)]
     for lines in made.files:
         lines += [fact("joined", job=met)] if met else []
     return made
@@ -74,8 +72,7 @@ def test_processes_are_of_one_job_that_met_whatever_they_began_as(tmp_path):
         Trace.load(tmp_path / "a", tmp_path / "b")
 
 
-def test_a_missing_rank_is_named_with_the_place_of_its_file_and_an_exit_is_read(tmp_path):
-    job = Job(tmp_path, ranks=2)
+def test_a_missing_rank_is_named_with_the_place_of_its_file_and_an_exit_is_read(tmp_path, job):
     job.headers = job.headers[:1]
     job.files = [[fact("peer", rank=1, host="nodeB", path="/traces/nodeB-7.jsonl")]]
     job.write()
@@ -206,7 +203,7 @@ def test_without_readings_and_with_those_that_no_clock_can_give_nothing_is_moved
     moments=st.lists(st.integers(0, 10**11), min_size=1, max_size=12),
     ways=st.lists(st.tuples(st.integers(1, 10**7), st.integers(1, 10**7)), min_size=12, max_size=12),
 )
-def test_what_is_true_lies_within_the_bound(offset, drift_ppm, moments, ways):
+def test_what_is_true_lies_within_the_bound(tmp_path_factory, offset, drift_ppm, moments, ways):
     """A clock that drifts evenly, read over ways of any length: the line is never wrong by more than it says."""
 
     def truth(at_ns: int) -> int:
@@ -219,7 +216,6 @@ def test_what_is_true_lies_within_the_bound(offset, drift_ppm, moments, ways):
         # While the answer travels the clock drifts on; 2 for rounding.
         error = (there + back + 1) // 2 + round((there + back) * 400e-6) + 2
         readings.append((came, ((heard - asked) + (heard - came)) // 2, error))
-    with TemporaryDirectory() as folder:
-        clock = job_on_two_hosts(Path(folder), *readings).load().processes[1].clock
+    clock = job_on_two_hosts(tmp_path_factory.mktemp("job"), *readings).load().processes[1].clock
     for at_ns in [*moments, 0, 10**11]:
         assert abs(clock.to_reference(at_ns) - truth(at_ns)) <= clock.error_at(at_ns) + 2

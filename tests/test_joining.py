@@ -39,8 +39,7 @@ def test_a_group_has_members_of_its_own_numbering(tmp_path):
     assert [(each.src, each.dst) for each in messages(trace) if each.op == "broadcast"] == [(3, 1), (3, 5)]
 
 
-def test_each_direction_tag_and_group_is_a_channel_first_in_first_out(tmp_path):
-    job = Job(tmp_path, ranks=2)
+def test_each_direction_tag_and_group_is_a_channel_first_in_first_out(job):
     job.group("other", [1, 0])
     for group, tag in (("world", 7), ("world", 8), ("other", 7)):  # Numbers 0 to 2
         job.send(0, 1, group=group, tag=tag)
@@ -57,19 +56,16 @@ def test_each_direction_tag_and_group_is_a_channel_first_in_first_out(tmp_path):
     assert [each.missing for each in found if len(each.ends) == 1] == [(1,)]
 
 
-def test_who_receives_late_what_was_sent_into_a_buffer_keeps_no_rank_waiting(tmp_path):
-    job = Job(tmp_path, ranks=2)
+def test_who_receives_late_what_was_sent_into_a_buffer_keeps_no_rank_waiting(job):
     job.message(0, 1, start_ns={0: 10, 1: 100}, end_ns={0: 20, 1: 110})
     job.collective("all_reduce", size=4, start_ns={0: 200, 1: 230}, end_ns=240)
     assert waiting(job.load()) == {1: 30}
 
 
-def test_a_send_larger_than_its_buffer_is_a_problem_and_an_end_that_nobody_saw_gives_no_times(tmp_path):
-    job = Job(tmp_path, ranks=2)
-    job.send(0, 1, size=8)
-    job.recv(1, 0, size=4)
-    job.send(0, 1, tensors=(tensor(8),), start_ns=15)  # Another type of as many bytes fits.
-    job.recv(1, 0, tensors=(tensor(8, dtype="int8"),), start_ns=15)
+def test_a_send_larger_than_its_buffer_is_a_problem_and_an_end_that_nobody_saw_gives_no_times(job):
+    job.message(0, 1, size={0: 8, 1: 4})
+    another_type = {0: (tensor(8),), 1: (tensor(8, dtype="int8"),)}
+    job.message(0, 1, tensors=another_type, start_ns=15)  # Of as many bytes, it fits.
     job.collective("all_reduce", size=8, by=NOT_OBSERVED, start_ns=20)
     trace = job.load()
     assert [each.problem for each in operations(trace)] == ["sends 8 B into a buffer of 4 B", "", ""]
@@ -77,21 +73,15 @@ def test_a_send_larger_than_its_buffer_is_a_problem_and_an_end_that_nobody_saw_g
     assert derived == {("derived", None, None)}
 
 
-def each(job, *calls):
-    """Rank 0 makes the first call, rank 1 the second."""
-    for rank, (op, facts) in enumerate(calls):
-        job.collective(op, ranks=[rank], **facts)
-
-
 @pytest.mark.parametrize(
     ("story", "why"),
     [
         (
-            lambda job: each(job, ("all_reduce", {"size": 4}), ("broadcast", {"size": 4, "root": 0})),
+            lambda job: job.collective({0: "all_reduce", 1: "broadcast"}, size=4, root=0),
             "the ranks called different operations: all_reduce, broadcast",
         ),
         (
-            lambda job: each(job, ("all_reduce", {"size": 4}), ("all_reduce", {"size": 8})),
+            lambda job: job.collective("all_reduce", size={0: 4, 1: 8}),
             "the ranks called it with different sizes: 4, 8 B",
         ),
         (
@@ -104,8 +94,7 @@ def each(job, *calls):
         ),
     ],
 )
-def test_what_gives_no_messages_is_listed_with_the_reason(tmp_path, story, why):
-    job = Job(tmp_path, ranks=2)
+def test_what_gives_no_messages_is_listed_with_the_reason(job, story, why):
     story(job)
     trace = job.load()
     found = messages(trace)

@@ -2,14 +2,15 @@
 
 import json
 import random
-from importlib.resources import files
 from pathlib import Path
+
+from test_flight_recorder import SAMPLES as DUMPS
 
 from dlearn import Trace, draw, explain, operations
 from dlearn.analysis import traffic
 
 SAMPLES = Path(__file__).with_name("samples")
-DLRM = Path(str(files("dlearn.lessons"))) / "data" / "dumps" / "dlrm-8ranks.tar.gz"
+DLRM = DUMPS / "dlrm-8ranks.tar.gz"
 BASE_NS = 1_700_000_000_000_000_000
 
 

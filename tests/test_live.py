@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,7 +22,7 @@ from waiting import all_end, comes_true
 
 from dlearn import Cluster
 from dlearn.analysis import breakdown, overlap, step_times
-from dlearn.errors import DlearnError, RankError, SetupError
+from dlearn.errors import DlearnError, GateError, RankError, SetupError
 from dlearn.events.writer import file_of_rank
 
 pytestmark = pytest.mark.usefixtures("own_folder")
@@ -56,7 +57,7 @@ def let_through(run):
     return ops
 
 
-def test_calls_wait_and_are_let_through_one_by_one():
+def test_calls_wait_and_are_let_through_one_by_one(monkeypatch):
     run = Cluster(2, hold=True).run(sum_and_send)
     assert {(call.rank, call.op, call.bytes) for call in run.waiting} == {(0, "all_reduce", 16), (1, "all_reduce", 16)}
     assert "test_live.py:" in run.waiting[0].site
@@ -73,6 +74,9 @@ def test_calls_wait_and_are_let_through_one_by_one():
     assert [(each.rank, each.op) for each in run.schedule][2:] == [(0, "send")]
     run.free().join(60)
     assert sorted(run.results) == [0, 1]
+    assert "<details><summary>Play 9 messages</summary>" in run._repr_html_()
+    monkeypatch.setattr("dlearn.live.live_rows.MOST_EVENTS", 5)
+    assert "<details><summary>Play" not in run._repr_html_()
     assert "held before all_reduce" in {getattr(event, "name", "") for event in run.trace.events}
     assert all_end(run.results.values())
 
@@ -90,15 +94,41 @@ def test_a_condition_holds_what_it_says_and_a_job_goes_on_until_what_is_asked_fo
     assert run.join(60).error is None
 
 
+EACH_OTHER = "rank 0 and rank 1 wait for each other: rank 0 in send #1 ("
+
+
 def test_a_deadlock_is_named_while_nobody_has_timed_out():
     run = Cluster(2, hold=True).run(both_send_first)
     run.release(0)
+    half = run.hang  # Rank 1's send waits at the gate: it can still be let through.
+    assert not half
+    assert repr(half).startswith("no rank hangs: rank 0 waits for rank 1 in send #1 (")
     run.release(1)
-    assert run.hang.startswith("rank 0 and rank 1 wait for each other: rank 0 in send #1 (")
+    hang = run.hang
+    assert hang
+    assert repr(hang).startswith(EACH_OTHER)
+    assert f'<p class="title">{EACH_OTHER}' in hang._repr_html_()
+    assert hang.stage["hung"] == [(0, 1), (1, 0)]
+    assert hang.stage["guilty"] == [0, 1]
     assert run.waiting == ()
+    with pytest.raises(GateError, match=f"no call of any rank comes .*: {EACH_OTHER[:-1]}") as raised:
+        run.step()
+    assert len(raised.value._render_traceback_()) == 1
     with pytest.raises(DlearnError, match=r"has not ended after 0.1 s; .*rank 0"):
         run.join(0.1)
     run.end()
+
+
+@pytest.mark.slow
+def test_a_hang_is_told_right_at_once_in_each_of_fifty_rounds():
+    told = Counter()
+    for _ in range(50):
+        run = Cluster(2, hold=True).run(both_send_first)
+        run.release(0)
+        run.release(1)
+        told[str(run.hang).partition("(")[0]] += 1
+        run.end()
+    assert told == {EACH_OTHER[:-1]: 50}
 
 
 def sleep_between_calls():
@@ -145,8 +175,9 @@ def receive_on_rank_1():
 
 def test_what_is_said_of_a_run_is_true_at_every_moment():
     run = Cluster(2, hold=True).run(receive_on_rank_1)
-    assert run.hang == ""
+    assert not run.hang
     assert len(run.waiting) == 1
+    assert repr(run.hang).startswith("no rank hangs: rank 0 has ended; rank 1 waits at the gate: recv from 0 (")
     with pytest.raises(DlearnError, match=r"there is no rank 7; the ranks of this job are \[0, 1\]"):
         run.release(7)
     with pytest.raises(DlearnError, match="count is how many calls to let through: 1 or more, not -3"):

@@ -1,9 +1,12 @@
 """What each rank does now, from trace files that still grow; and at a script's foot and prompt, of real jobs."""
 
 import json
+import os
+import pty
 import re
 import subprocess
 import sys
+import termios
 import time
 
 import pytest
@@ -176,3 +179,20 @@ def test_a_script_is_held_at_a_prompt_that_reads_lines(tmp_path):
     assert "waits: rank 0's send to 1 (train.py:7)" in err
     assert "let through: rank 0's send" in err
     assert "4 of 4 operations explained" in err
+
+
+@pytest.mark.slow
+def test_keys_release_a_held_script_at_a_terminal_which_is_as_it_was_afterwards(tmp_path):
+    (tmp_path / "train.py").write_text(HELD)
+    ours, theirs = pty.openpty()
+    before = termios.tcgetattr(theirs)
+    command = [sys.executable, *RUN, "--hold", "--nproc-per-node=2", "train.py"]
+    with subprocess.Popen(command, stdin=theirs, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as job:
+        assert "help says how" in job.stderr.readline()
+        os.write(ours, b"01untix\x7fl send\nsf")
+        err = job.stderr.read()
+    assert (job.returncode, termios.tcgetattr(theirs)) == (0, before)
+    for told in ("rank 0's all_reduce", "rank 1's all_reduce"):
+        assert f"let through: {told}\n" in err
+    assert "waits: rank 0's send to 1 (train.py:7)" in err
+    assert re.search(r"held> s\nlet through: rank [01]'s .*\nheld> f\ndlearn: the gate", err)

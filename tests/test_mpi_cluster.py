@@ -18,8 +18,6 @@ from dlearn.errors import RankError, SetupError
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 
-pytest.importorskip("mpi4py")
-
 
 def in_shared_memory() -> set[str]:
     from mpi4py import MPI

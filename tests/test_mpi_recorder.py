@@ -19,8 +19,6 @@ import torch
 from dlearn import Cluster, Trace, messages, operations
 from dlearn.events.event import NOT_OBSERVED, PointToPoint, TensorInfo
 
-pytest.importorskip("mpi4py")
-
 HERE = Path(__file__).parent
 MPIEXEC = Path(sysconfig.get_path("scripts"), "mpiexec")
 """As README tells: two jobs of gforker's that get the same pid share what the first has left."""

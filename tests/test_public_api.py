@@ -1,7 +1,9 @@
-"""What is promised: the public names, no more and no fewer, each with a docstring."""
+"""What is promised: the public names, no more and no fewer, each with a docstring. And where a package is missing that
+dlearn does not bring along, one sentence says who needs it and how to get it."""
 
 import inspect
 import re
+import sys
 from pathlib import Path
 from types import UnionType
 from typing import get_args, get_origin, get_type_hints
@@ -9,8 +11,11 @@ from typing import get_args, get_origin, get_type_hints
 import pytest
 
 import dlearn
+from dlearn import Cluster, analysis, messages
 from dlearn.cli import FORMATS, PICTURES
 from dlearn.cluster.run import Run
+from dlearn.errors import SetupError
+from dlearn.lessons import knobs
 
 ROOT = Path(__file__).parent.parent
 REFERENCE = (ROOT / "docs" / "reference.md").read_text().partition("## The public names")[2]
@@ -66,3 +71,28 @@ def test_who_gives_a_run_in_place_of_its_trace_reads_what_to_give(function, tmp_
     needed = [run for each in parameters if each.default is each.empty and each.kind is not each.KEYWORD_ONLY]
     with pytest.raises(AttributeError, match=r"a Run has no '[a-z_]+'; where a Trace is wanted, give run.trace"):
         list(function(*needed))  # What is exported comes in pieces.
+
+
+@pytest.mark.parametrize(
+    ("package", "needed_by", "install", "ask"),
+    [
+        ("pandas", "to_frame", "pandas", lambda trace: messages(trace).to_frame()),
+        ("networkx", "autograd_graph", "networkx", analysis.autograd_graph),
+        ("ipywidgets", "knobs", "ipywidgets, and load the page again", lambda _: knobs.knobs()),
+        ("ipyparallel", "engine=", "ipyparallel", lambda _: Cluster(engine=object())),
+        ("mpi4py", "backend='mpi'", "mpi4py mpich", lambda _: Cluster(2, backend="mpi")),
+    ],
+)
+def test_one_sentence_says_what_to_install(package, needed_by, install, ask, job, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
+    with pytest.raises(SetupError) as caught:
+        ask(job.load())
+    assert str(caught.value) == f"{needed_by} needs {package}, which is not installed: pip install {install}"
+
+
+def test_no_sentence_installs_the_other_project_that_has_our_name_on_the_index():
+    """Ours is `dlearn-trace`. Where `dlearn` is named, it is to say that it is another."""
+    sources = [*(ROOT / "dlearn").rglob("*.py"), *(ROOT / "notebooks").glob("*.py"), ROOT / "Dockerfile"]
+    sources += [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "course" / "examples").rglob("*.[yms]*")]
+    install = re.compile(r"pip3? install [^`\n]*\bdlearn\b(?!-trace)")
+    assert [(path.name, line) for path in sources for line in install.findall(path.read_text())] == []

@@ -1,8 +1,5 @@
-"""Programs that this project did not write, run from the wheels that ship them: nothing of them is copied or changed.
-
-accelerate's (Apache-2.0) is a whole script. torch's (BSD-3) is a part of its own tests, which `scripts/torch_rpc.py`
-names.
-"""
+"""Programs that this project did not write, run from the wheels that ship them, unchanged: a script of accelerate's
+(Apache-2.0), and a part of torch's own tests (BSD-3), which `scripts/torch_rpc.py` names."""
 
 import os
 import subprocess

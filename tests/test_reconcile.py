@@ -8,8 +8,7 @@ import programs
 import pytest
 import torch
 import torch.distributed as dist
-from installed_torch import all_gather_single, gloo_sends_lists_to_all, reduce_scatter_single
-from traces import Job
+from installed_torch import NEW_GLOO, all_gather_single, reduce_scatter_single
 
 from dlearn import Cluster, messages
 from dlearn.analysis import explain, measured_traffic, predicted_traffic, reconcile
@@ -17,18 +16,17 @@ from dlearn.analysis import explain, measured_traffic, predicted_traffic, reconc
 MiB = 1 << 20
 
 
-def ring_of_two(folder, *, measured=(392, 392), **facts) -> Job:
+def ring_of_two(job, measured):
     """One all_reduce of 200 B on 2 ranks: a ring of 4 segments, each rank sends 2 x 2 of them: 200 B in 4 messages.
 
     On the wire 200 + 4 x 96 = 584 B, and 4 x 48 = 192 B in answer to the other's: 776 B each way.
     """
-    job = Job(folder, ranks=2)
     job.connect()
     count(job, 8)
-    job.collective("all_reduce", size=200, **facts)
+    job.collective("all_reduce", size=200)
     for rank, sent in enumerate(measured):
         job.counters(rank, None if sent is None else 8 + sent)
-    return job
+    return job.load()
 
 
 def count(job, *sent, **facts):
@@ -37,11 +35,8 @@ def count(job, *sent, **facts):
         job.counters(rank, *sent, **facts)
 
 
-EXACT = (776, 776)
-
-
-def test_what_the_counters_confirm(tmp_path):
-    trace = ring_of_two(tmp_path, measured=EXACT).load()
+def test_what_the_counters_confirm(job):
+    trace = ring_of_two(job, measured=(776, 776))
     found = reconcile(trace)
     assert found.exact
     assert all(message.confirmed for message in messages(trace))
@@ -63,8 +58,8 @@ def test_what_the_counters_confirm(tmp_path):
         ((None, 776), [None, 0], {1}, "not measured"),
     ],
 )
-def test_what_does_not_agree_is_said_and_not_confirmed(tmp_path, measured, residues, confirmed, said):
-    trace = ring_of_two(tmp_path, measured=measured).load()
+def test_what_does_not_agree_is_said_and_not_confirmed(job, measured, residues, confirmed, said):
+    trace = ring_of_two(job, measured)
     found = reconcile(trace)
     assert not found.exact
     assert [pair.residue_bytes for pair in found.whole.pairs] == residues
@@ -73,8 +68,7 @@ def test_what_does_not_agree_is_said_and_not_confirmed(tmp_path, measured, resid
     assert found.sentence in explain(trace).sentences
 
 
-def test_what_goes_over_connections_of_no_known_group_is_counted_once(tmp_path):
-    job = Job(tmp_path, ranks=2)
+def test_what_goes_over_connections_of_no_known_group_is_counted_once(job):
     job.connect()
     job.connect(known=False)
     count(job, 8, 8)
@@ -84,9 +78,8 @@ def test_what_goes_over_connections_of_no_known_group_is_counted_once(tmp_path):
     assert residues == [("world", 0), ("world", 0), ("", 308), ("", 308)]
 
 
-def test_a_part_is_not_given_what_was_counted_for_others(tmp_path):
+def test_a_part_is_not_given_what_was_counted_for_others(job):
     """The counters were read before and after both collectives; for one of them alone nothing was measured."""
-    job = Job(tmp_path, ranks=2)
     job.connect()
     count(job, 8, phase="backward")
     job.collective("all_reduce", size=200, phase="backward")
@@ -137,7 +130,7 @@ def calls(count: int, dtype: torch.dtype, root: int) -> Iterator[Callable[[], ob
     yield lambda: reduce_scatter_single(some(), some(n))
     yield lambda: dist.gather(some(), each() if rank == root else None, dst=root)
     yield lambda: dist.scatter(some(), each() if rank == root else None, src=root)
-    if gloo_sends_lists_to_all():
+    if NEW_GLOO:
         yield lambda: dist.all_to_all(each(), each())
     yield lambda: dist.all_to_all_single(some(n), some(n))
     # Rank r has (r + to) % 3 times as much for rank `to`.
@@ -168,7 +161,7 @@ def test_every_operation_to_the_byte(ranks, sizes, dtype):
     assert found.exact
     assert found.whole.note == ""
     # Every operation was measured by itself, but for the sends, which are under way together.
-    kinds = 13 + gloo_sends_lists_to_all()
+    kinds = 13 + NEW_GLOO
     assert len([part for part in found.parts if " and " not in part.what]) >= kinds * len(sizes)
     said = messages(trace)
     assert said.unexplained == ()

@@ -14,6 +14,18 @@ from dlearn.events.event import Worker
 from dlearn.events.job_facts import Exit, Heartbeat, Rendezvous
 
 
+@pytest.fixture
+def job(tmp_path):
+    """Four ranks that have died, and whose groups are known."""
+    job = Job(tmp_path, ranks=4)
+    job.died = range(4)
+    yield job
+    assert "no process group used" not in str(explain(Trace.load(tmp_path)))
+
+
+NAMES = {0: "w0", 1: "w1", 2: "w2", 3: "w3"}
+
+
 def come(job, who, op="init_process_group", *, end_ns=None, start_ns=10, **facts):
     """These ranks call `op`; with `end_ns` they come out."""
     for rank in who:
@@ -28,137 +40,120 @@ def alone(job):
         lines.clear()
 
 
-def rank_that_never_began(job):
+def test_a_rank_that_never_began(job):
     alone(job)
     come(job, range(4), size=5)
-    return "rank 0, rank 1, rank 2 and rank 3 wait in init_process_group (a.py:5) for rank 4: no process with this rank"
+    job.says(
+        "rank 0, rank 1, rank 2 and rank 3 wait in init_process_group (a.py:5) for rank 4: no process with this rank"
+    )
 
 
-def still_loading(job):
+def test_a_rank_that_still_loads(job):
     come(job, (0, 2, 3), size=4)
     job.files[1].append(Heartbeat(at_ns=50, site="a.py:2"))
-    return "rank 0, rank 2 and rank 3 wait in init_process_group (a.py:5) for rank 1, which is at a.py:2."
+    job.says("rank 0, rank 2 and rank 3 wait in init_process_group (a.py:5) for rank 1, which is at a.py:2.")
 
 
-def timed_out(job):
+def test_a_call_that_timed_out(job):
     come(job, [0], size=4, end_ns=90, error="DistStoreError")
     job.files[1].append(Heartbeat(at_ns=50, ended="exited"))
-    return "rank 0 waits in init_process_group (a.py:5) for rank 1, rank 2 and rank 3; rank 1 has ended; rank 2 has not"
+    job.says(
+        "rank 0 waits in init_process_group (a.py:5) for rank 1, rank 2 and rank 3; rank 1 has ended; rank 2 has not"
+    )
 
 
-def second_time(job):
+def test_a_second_time(job):
     come(job, range(4), size=4, end_ns=20)
     come(job, (1, 2, 3), size=4, start_ns=30)
-    return "rank 1, rank 2 and rank 3 wait in init_process_group (a.py:5) for rank 0, which has not called it."
+    job.says("rank 1, rank 2 and rank 3 wait in init_process_group (a.py:5) for rank 0, which has not called it.")
 
 
-def ended_before(job):
+def test_ranks_that_ended_before(job):
     come(job, (0, 1), "new_group", ranks=(0, 1, 2, 3), group="1")
     job.files[2].append(Exit(status=3))
     job.files[3].append(Heartbeat(at_ns=50, site="b.py:2", ended="KeyError"))
-    return (
+    job.says(
         "wait in new_group (a.py:5) for rank 2 and rank 3; rank 2 ended with status 3; rank 3 has raised KeyError at"
         " b.py:2."
     )
 
 
-def by_one_rank_only(job):
+def test_a_call_by_one_rank_only(job):
     """Rank 1 has made its group, and waits in an operation that rank 0 comes to later."""
     come(job, [0], "new_group", ranks=(0, 2), group="2")
     job.collective("all_reduce", ranks=[1, 2, 3], end_ns=None, site="a.py:9")
-    return "wait for rank 0 in all_reduce #1 (a.py:9); rank 0 never called it, it is in new_group (a.py:5)."
+    told = "wait for rank 0 in all_reduce #1 (a.py:9); rank 0 never called it, it is in new_group (a.py:5)."
+    assert "waits in new_group" not in job.says(told), "it follows"
 
 
-def part_of_a_mesh(job):
+def test_a_part_of_a_mesh(job):
     come(job, (0, 1), "init_device_mesh", ranks=(0, 1), group="1", end_ns=20)
     come(job, [2], "init_device_mesh", ranks=(2, 3), group="2")
     come(job, [3], "new_group", ranks=(1, 3), group="3", site="b.py:2")
-    return (
+    job.says(
         "rank 2 waits in init_device_mesh of ranks 2 and 3 (a.py:5) for rank 3, which is in new_group (b.py:2).",
         "rank 3 waits in new_group of ranks 1 and 3 (b.py:2) for rank 1, which has not called it.",
     )
 
 
-def by_different_names(job):
+def test_different_names(job):
     job.group("0,3", [0, 3])
-    come(job, [0], "new_group", ranks=(0, 1), group="x")
-    come(job, [1], "new_group", ranks=(0, 1), group="y")
-    return (
+    come(job, (0, 1), "new_group", ranks=(0, 1), group={0: "x", 1: "y"})
+    job.says(
         "rank 0 and rank 1 wait in new_group of ranks 0 and 1 (a.py:5) and do not meet: torch names such a group by"
         " how many groups its process has made, and rank 0 had made 2, rank 1 had made 1."
     )
 
 
-def of_another_size(job):
+def test_another_size(job):
     """Rank 2 believes that there is one more; the others have come out of it, and wait for rank 2."""
     come(job, (0, 1, 3), size=4, end_ns=20)
     come(job, [2], size=5)
-    return "in init_process_group (a.py:5) for rank 0, rank 1 and rank 3; rank 0 called it for 4 ranks and has"
+    job.says("in init_process_group (a.py:5) for rank 0, rank 1 and rank 3; rank 0 called it for 4 ranks and has")
 
 
-def of_one_name(job):
+def test_groups_of_one_name(job):
     """Ranks 0 and 2 were luckier than ranks 1 and 3, whose pair has the same name in the same store."""
     come(job, (0, 2), "new_group", ranks=(0, 2), group="1", end_ns=20)
     come(job, (1, 3), "new_group", ranks=(1, 3), group="1")
-    return (
+    job.says(
         "rank 1 and rank 3 wait in new_group of ranks 1 and 3 (a.py:5); rank 0 and rank 2 made another group of the"
         " same name: new_group must be called by all ranks for every group."
     )
 
 
-def interrupted(job):
+def test_a_call_that_was_interrupted(job):
     """What a call sends by RPC while it lasts is no sign that its rank came out of it."""
     come(job, [1], "Split", ranks=(1, 2), end_ns=90, error="KeyboardInterrupt")
-    job.send(1, 2, start_ns=20, end_ns=30)
-    job.recv(2, 1, start_ns=20, end_ns=30)
-    return "rank 1 waits in Split of ranks 1 and 2 (a.py:5) for rank 2, which has not called it."
+    job.message(1, 2, start_ns=20, end_ns=30)
+    job.says("rank 1 waits in Split of ranks 1 and 2 (a.py:5) for rank 2, which has not called it.")
 
 
-def on_another_host(job):
+def test_a_rank_on_another_host(job):
     come(job, range(4), size=5)
-    return "wait in init_process_group (a.py:5); the file of rank 4 is not here, so whether it came is not known."
+    job.says("wait in init_process_group (a.py:5); the file of rank 4 is not here, so whether it came is not known.")
 
 
-def missing_worker(job):
+def test_a_missing_worker(job):
     alone(job)
-    for rank in range(4):
-        come(job, [rank], "rpc.init_rpc", size=6, name=f"w{rank}")
-    return "w0, w1, w2 and w3 wait in rpc.init_rpc (a.py:5) for rank 4 and rank 5: no process with these ranks has"
+    come(job, range(4), "rpc.init_rpc", size=6, name=NAMES)
+    job.says("w0, w1, w2 and w3 wait in rpc.init_rpc (a.py:5) for rank 4 and rank 5: no process with these ranks has")
 
 
-def worker_that_works_on(job):
+def test_a_worker_that_works_on(job):
     alone(job)
-    for rank in range(4):
-        job.files[rank].append(Worker(name=f"w{rank}", id=rank, wall_ns=0))
-    for rank in (1, 3):
-        come(job, [rank], "rpc.shutdown", names=("w0", "w1", "w2", "w3"), name=f"w{rank}")
+    for rank, name in NAMES.items():
+        job.files[rank].append(Worker(name=name, id=rank, wall_ns=0))
+    come(job, (1, 3), "rpc.shutdown", names=tuple(NAMES.values()), name=NAMES)
     job.files[0].append(Heartbeat(at_ns=50, site="a.py:2"))
     job.files[2].append(Exit(status=1))
-    return "w1 and w3 wait in rpc.shutdown (a.py:5) for w0 and w2; w0 is at a.py:2; w2 ended with status 1."
+    job.says("w1 and w3 wait in rpc.shutdown (a.py:5) for w0 and w2; w0 is at a.py:2; w2 ended with status 1.")
 
 
-def mpi(job):
+def test_mpi(job):
     come(job, (0, 1, 3), "Split", ranks=(0, 1, 2, 3), group="COMM_WORLD", as_rank=None)
     job.files[2].append(Exit(status=-9))
-    return "rank 0, rank 1 and rank 3 wait in Split (a.py:5) for rank 2, which was killed by SIGKILL."
-
-
-KINDS = [
-    rank_that_never_began, still_loading, timed_out, second_time, ended_before, by_one_rank_only,
-    part_of_a_mesh, by_different_names, of_another_size, of_one_name, interrupted, on_another_host,
-    missing_worker, worker_that_works_on, mpi,
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_who_waits_for_whom_to_come(tmp_path, kind):
-    job = Job(tmp_path, ranks=4)
-    told = kind(job)
-    said = "\n".join(explain(job.load(died=range(4))).sentences)
-    for sentence in (told,) if isinstance(told, str) else told:
-        assert sentence in said
-    assert "no process group used" not in said
-    assert kind is not by_one_rank_only or "waits in new_group" not in said, "it follows"
+    job.says("rank 0, rank 1 and rank 3 wait in Split (a.py:5) for rank 2, which was killed by SIGKILL.")
 
 
 def test_a_job_whose_ranks_came_says_nothing(tmp_path):
@@ -167,9 +162,7 @@ def test_a_job_whose_ranks_came_says_nothing(tmp_path):
     come(job, (0, 1), size=2, end_ns=20)
     come(job, (0, 1), "new_group", ranks=(0, 1), group="1", end_ns=20)
     come(job, [0], size=2, end_ns=30, error="ValueError")  # A second init, which torch refuses.
-    said = " ".join(explain(job.load()).sentences)
-    assert " wait" not in said
-    assert "2 ranks (gloo): 0 of 0 operations" in said
+    assert " wait" not in job.says("2 ranks (gloo): 0 of 0 operations")
 
 
 LATE = """

@@ -3,8 +3,6 @@
 The agent is a subclass of torch's that takes notes, compiled once: oracle/log_agent.cpp.
 """
 
-import fcntl
-import hashlib
 import importlib.util
 import os
 import re
@@ -41,26 +39,20 @@ Sent = namedtuple("Sent", "src id kind request payload_bytes tensor_bytes")
 """One message that left the agent of worker `src`. A reply has the number of its request."""
 
 
-def build() -> Path:
-    """The compiled agent, from a folder named after torch's version and the source. Skips where it cannot be built."""
+@cache
+def build() -> str:
+    """The file of the compiled agent, in a folder of this torch. Skips where it cannot be built."""
     if shutil.which("g++") is None or not Path(sysconfig.get_path("include"), "Python.h").exists():
         pytest.skip("the C++ oracle needs g++ and Python's headers (Debian: python3-dev)")
-    digest = hashlib.sha256(SOURCE.read_bytes() + " ".join(FLAGS).encode()).hexdigest()[:12]
-    home = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    folder = home / "dlearn" / f"{torch.__version__}-{digest}"
-    folder.mkdir(parents=True, exist_ok=True)
-    library = folder / f"{NAME}.so"
-    with (folder / "one-builder").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not library.exists():
-            from torch.utils import cpp_extension
+    from torch.utils import cpp_extension
 
-            (folder / "lock").unlink(missing_ok=True)  # Torch's own: a builder that was killed has left it.
-            os.environ.setdefault("MAX_JOBS", "2")
-            # Where nothing is activated, ninja stands beside this Python.
-            os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-            cpp_extension.load(NAME, [str(SOURCE)], extra_cflags=FLAGS, build_directory=str(folder))
-    return library
+    folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"), "dlearn", torch.__version__)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "lock").unlink(missing_ok=True)  # Torch's own: a builder that was killed has left it.
+    os.environ.setdefault("MAX_JOBS", "2")
+    # Where nothing is activated, ninja stands beside this Python.
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return cpp_extension.load(NAME, [str(SOURCE)], extra_cflags=FLAGS, build_directory=str(folder)).__file__
 
 
 def types() -> dict[int, str]:
@@ -95,7 +87,7 @@ def run(program, busy):
     store = Path(tempfile.gettempdir(), f"rpc-{os.getpid()}-{program}-{busy}")
     try:
         cluster = Cluster(PROGRAMS[program].names, init=False)
-        done = cluster.run(noted_by_the_agent, str(build()), program, store, timeout=200)
+        done = cluster.run(noted_by_the_agent, build(), program, store, timeout=200)
     finally:
         store.unlink(missing_ok=True)
         for loop in loops:

@@ -12,12 +12,12 @@ from dlearn.errors import SetupError
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 RUNS = Path(".dlearn", "runs")
-ONE_MORE = [sys.executable, "-c", "from dlearn.cluster.run import new_folder; print(new_folder())"]
 
 
-def one_made_by(*elsewhere: str) -> Path:
+def one_of_another_process() -> Path:
     """A run of a process that has ended without giving it up."""
-    return Path(subprocess.run([*elsewhere, *ONE_MORE], capture_output=True, text=True, check=True).stdout.strip())
+    code = "from dlearn.cluster.run import new_folder; print(new_folder())"
+    return Path(subprocess.check_output([sys.executable, "-c", code], text=True).strip())
 
 
 def make_many() -> list[Path]:
@@ -72,7 +72,7 @@ def test_a_folder_of_another_user_is_refused_before_anything_is_deleted(path):
 def test_a_run_is_kept_while_its_run_is_in_hand_and_its_process_lives():
     run = Run(new_folder(), True)
     keep_folder(run)
-    folder, of_one_that_ended, of_another_pid = run.folder, one_made_by(), one_made_by()
+    folder, of_one_that_ended, of_another_pid = run.folder, one_of_another_process(), one_of_another_process()
     numbering, ended = (of_another_pid / "in-use").read_text().split("\n")
     (of_another_pid / "in-use").write_text(f"{numbering}\n{os.getpid()} {ended.partition(' ')[2]}")
     make_many()

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from unittest.mock import patch
 
 import pytest
 from traces import Job
@@ -50,11 +51,8 @@ def notes(tmp_path, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def nothing_in_use():
-    before = dict(source.in_use)
-    source.in_use.clear()
-    yield
-    source.in_use.clear()
-    source.in_use.update(before)
+    with patch.dict(source.in_use, clear=True):
+        yield
 
 
 @pytest.mark.parametrize("name", ["notes", "notes_recorder:SOURCE"])

@@ -2,6 +2,7 @@
 hidden, when buckets went. (More odd jobs are frozen: tests/frozen/by_hand.zip, "step_times-...", "overlap-...".)"""
 
 import re
+from itertools import accumulate, pairwise
 
 import programs
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from matplotlib.colors import to_hex
 from matplotlib.text import Text
 from pictures import ddp_buckets, ddp_step, lanes, parts, texts, title, words
-from traces import Job, tensor
+from traces import Job
 
 from dlearn import analysis, draw, explain, operations
 from dlearn.analysis import step_times
@@ -22,37 +23,31 @@ US = 1000
 MS = 1000 * US
 
 
-def named(folder, lengths, *, ranks=2, name="step", never=()):
+def named(folder, lengths, *, never=()):
     """Spans of so many ms each; `never` are (rank, step) without an end."""
-    job = Job(folder, ranks=ranks)
-    at = 0
-    for step, length in enumerate(lengths):
-        for rank in range(ranks):
-            end = None if (rank, step) in never else at + length * MS
-            job.span(rank, f"{name} {step}", start_ns=at, end_ns=end)
-        at += length * MS
+    job, ends = Job(folder, ranks=2), [*accumulate(lengths, initial=0)]
+    for step, (start, end) in enumerate(pairwise(ends)):
+        for rank in range(2):
+            end_ns = None if (rank, step) in never else end * MS
+            job.span(rank, f"step {step}", start_ns=start * MS, end_ns=end_ns)
     return job.load()
 
 
-def trained(folder, late_ms=100, steps=8, odd=6):
-    """Steps of DDP on two ranks; in one of them rank 1 comes late to bucket 1."""
+def trained(folder, late_ms=100, steps=8):
+    """Steps of DDP on two ranks; in step 6 rank 1 comes late to bucket 1."""
     job = Job(folder, ranks=2)
-    for rank in range(2):
-        for index, size in enumerate((40, 60)):
-            job.bucket(rank, index, {f"p{index}": size}, count=2)
+    ddp_buckets(job)
     for step in range(steps):
-        at = step * 1000 * MS
-        late = late_ms * MS if step == odd else 0
+        at, late = step * 1000 * MS, late_ms * MS * (step == 6)
+        facts = {"launcher": "reducer", "backward": step, "phase": "backward"}
+        for name, size, ready, later in (("b", 40, at + 12 * MS, 0), ("a", 60, at + 16 * MS, late)):
+            for rank in range(2):
+                job.gradient(rank, name, at_ns=ready + later * rank)
+            starts = {0: ready + MS, 1: ready + MS + later}
+            job.collective("all_reduce", size=size, start_ns=starts, end_ns=starts[1] + 2 * MS, **facts)
         for rank in range(2):
             layer = job.span(rank, "layer 1", of_profiler=True, start_ns=at, end_ns=at + 10 * MS)  # No step.
             job.stretch(rank, "forward", at, at + 10 * MS, parent=layer)
-            for index in range(2):
-                job.gradient(rank, f"p{index}", at_ns=at + (12 + 4 * index) * MS + late * rank * index)
-        for index, size in enumerate((40, 60)):
-            starts = {rank: at + (13 + 4 * index) * MS + late * rank * index for rank in range(2)}
-            facts = {"launcher": "reducer", "backward": step, "phase": "backward", "inputs": (tensor(size),)}
-            job.collective("all_reduce", start_ns=starts, end_ns=max(starts.values()) + 2 * MS, **facts)
-        for rank in range(2):
             job.stretch(rank, "backward", at + 11 * MS, at + 22 * MS + late)
             job.stretch(rank, "optimizer", at + 23 * MS + late, at + 25 * MS + late)
     return job.load()
@@ -73,9 +68,8 @@ def test_the_odd_step_is_named_with_the_rank_and_the_bucket_that_the_others_wait
     assert f"{sends} All 8 steps are alike." in explain(trace).sentences
 
 
-def test_a_step_keeps_its_operations_whole_and_one_that_differs_is_named(tmp_path):
+def test_a_step_keeps_its_operations_whole_and_one_that_differs_is_named(job):
     """Between steps 2 and 3 the loss is averaged; in step 5, which never ends, rank 1 does not come to bucket 1."""
-    job = Job(tmp_path, ranks=2)
     for step in range(6):
         at, facts = step * 100 * MS, {"launcher": "reducer", "backward": step, "phase": "backward"}
         for rank in range(2):
@@ -83,7 +77,7 @@ def test_a_step_keeps_its_operations_whole_and_one_that_differs_is_named(tmp_pat
         for index in range(2 if step else 3):
             ranks = [0] if (step, index) == (5, 1) else [0, 1]
             start, end = at + (20 + 10 * index) * MS, None if ranks == [0] else at + 60 * MS
-            job.collective("all_reduce", ranks=ranks, start_ns=start, end_ns=end, inputs=(tensor(40),), **facts)
+            job.collective("all_reduce", ranks=ranks, start_ns=start, end_ns=end, size=40, **facts)
         for rank in range(2):
             job.stretch(rank, "backward", at + 11 * MS, None if step == 5 else at + 70 * MS)
             if step < 5:
@@ -190,7 +184,7 @@ def test_the_rank_that_a_title_says_is_waited_for_is_red_in_its_picture(tmp_path
             job.stretch(rank, "forward", at, at + 8 * MS)
             job.gradient(rank, "p0", at_ns=at + 9 * MS, backward=step)
         end = None if step == 3 else at + 12 * MS
-        job.collective("all_reduce", ranks=here, start_ns=at + 10 * MS, end_ns=end, inputs=(tensor(40),), **facts)
+        job.collective("all_reduce", ranks=here, start_ns=at + 10 * MS, end_ns=end, size=40, **facts)
         for rank in here:
             job.stretch(rank, "backward", at + 8 * MS, None if step == 3 else at + 13 * MS)
     trace = job.load()
@@ -204,15 +198,10 @@ def test_the_rank_that_a_title_says_is_waited_for_is_red_in_its_picture(tmp_path
     assert all("for rank 1" in told[view] for view in VIEWS if view is not draw.breakdown)
 
 
-def late_job(folder):
-    job = Job(folder, ranks=2)
+def test_waiting_for_a_late_rank_is_told_apart_from_transfer(job):
     ddp_buckets(job)
     ddp_step(job, late=80)
-    return job.load()
-
-
-def test_waiting_for_a_late_rank_is_told_apart_from_transfer(tmp_path):
-    trace = late_job(tmp_path)
+    trace = job.load()
     found = analysis.overlap(trace)
     first, second = found.steps[0].shares
     # Rank 0 waits 151-231 for bucket 0, which travels until 291; from 251 to 331 for bucket 1, which travels to 371.
@@ -236,9 +225,8 @@ def test_waiting_for_a_late_rank_is_told_apart_from_transfer(tmp_path):
     assert alone == found.steps[0].path[3:]  # what rank 1 did is not asked for
 
 
-def test_the_parts_of_a_step_of_median_length(tmp_path):
+def test_the_parts_of_a_step_of_median_length(job):
     """Of two in the middle it is the shorter."""
-    job = Job(tmp_path, ranks=2)
     for number, (at, late) in enumerate([(0, 300), (1000, 10), (2000, 80), (3000, 200)]):
         ddp_step(job, at, late=late, backward=number)
     trace = job.load()
@@ -296,8 +284,7 @@ def test_a_real_run_has_every_gradient_in_a_bucket_that_was_sent_and_done(record
     assert len(parts(draw.buckets(trace), "transfer")) >= 4
 
 
-def test_the_picture_of_buckets_has_a_row_for_each_rank_below_each_bucket(tmp_path):
-    job = Job(tmp_path, ranks=2)
+def test_the_picture_of_buckets_has_a_row_for_each_rank_below_each_bucket(job):
     ddp_buckets(job)
     for rank, name in ((0, "b"), (0, "a"), (1, "b"), (1, "a")):  # Inside no_sync: nothing is sent.
         job.gradient(rank, name, at_ns=5 * US, backward=0)

@@ -49,13 +49,12 @@ def test_a_missing_process_is_named(tmp_path):
     assert Trace.load(tmp_path).problems[0] == "host-1001.jsonl is empty: its process died before it could write"
 
 
-def test_what_is_no_trace_of_one_job_is_refused(tmp_path):
+def test_what_is_no_trace_of_one_job_is_refused(tmp_path, job):
     for folder, why in ((tmp_path / "nowhere", "nowhere is no folder"), (tmp_path, "holds no trace")):
         with pytest.raises(TraceError, match=why):
             Trace.load(folder)
     with pytest.raises(TraceError, match="cannot be read: File name too long"):
         Trace.load("x" * 5000)
-    job = Job(tmp_path, ranks=2)
     job.headers[1] = header(1, job="yesterday")
     job.write()
     file = min(tmp_path.glob("*.jsonl"))

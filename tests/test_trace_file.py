@@ -8,16 +8,15 @@ from typing import Any
 
 import msgspec
 import pytest
-from traces import header
+from traces import header, tensor
 
 from dlearn import Event, Trace
 from dlearn.errors import TraceError
-from dlearn.events.event import FORMAT, AutogradRun, Footer, PointToPoint, Span, TensorInfo
+from dlearn.events.event import FORMAT, AutogradRun, Footer, PointToPoint, Span
 from dlearn.events.writer import MAX_LINE_BYTES, Writer
 
 PAGE = (Path(__file__).parents[1] / "docs" / "trace-file.md").read_text()
-TENSORS = (TensorInfo((2, 4), "float32", "cpu", 32, 32),)
-SEND = {"op": "send", "group": "0", "peer": 1, "tag": 0, "tensors": TENSORS, "site": "train.py:14"}
+SEND = {"op": "send", "group": "0", "peer": 1, "tag": 0, "tensors": (tensor(32),), "site": "train.py:14"}
 
 
 def events(folder: Path) -> list[Event]:

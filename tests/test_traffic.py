@@ -1,5 +1,6 @@
 """Bytes from each rank to each other rank, and those of two runs side by side. (Predicted and measured ones are in
-test_reconcile.py.) And bandwidth, as nccl-tests define it; odd cases: frozen/by_hand.zip, "bandwidth-...".
+test_reconcile.py.) Bandwidth, as nccl-tests define it; odd cases: frozen/by_hand.zip, "bandwidth-...". And how messages
+grow with the batch: by hand. (On real workers: the lesson model_parallel.)
 """
 
 import pytest
@@ -7,7 +8,7 @@ from pictures import MS, texts, title
 from traces import Job
 
 from dlearn import draw, operations
-from dlearn.analysis import bandwidth, compare, measured_traffic, traffic
+from dlearn.analysis import bandwidth, compare, measured_traffic, scaling, traffic
 from dlearn.errors import DlearnError
 
 
@@ -22,7 +23,6 @@ def test_a_ring_sends_each_byte_almost_twice(tmp_path):
 
 
 def test_what_came_what_never_came_and_what_is_not_known(tmp_path):
-    pytest.importorskip("pandas")
     job = Job(tmp_path, ranks=2, names=("", "trainer <1>"))
     job.message(0, 1, size=1234)
     job.send(0, 1, size=100, end_ns=None)
@@ -41,8 +41,7 @@ def test_what_came_what_never_came_and_what_is_not_known(tmp_path):
     assert sent.to_frame().loc["rank 0", "trainer <1>"] == sent.to_frame().to_numpy().sum() == 1234
 
 
-def test_where_no_message_is_known_the_title_does_not_say_that_none_was_sent(tmp_path):
-    job = Job(tmp_path, ranks=2)
+def test_where_no_message_is_known_the_title_does_not_say_that_none_was_sent(job):
     job.collective("all_to_none", size=100)
     assert title(draw.traffic(job.load())) == "No message is known"
 
@@ -58,9 +57,8 @@ def test_many_ranks_are_told_by_pairs(tmp_path):
     assert rows[-1] == ["959 more pairs", "", "460,320"]
 
 
-def test_the_picture_says_which_bytes_it_shows(tmp_path):
+def test_the_picture_says_which_bytes_it_shows(job):
     """100 B from rank 1 to rank 0: 196 B on the wire, and 48 B back."""
-    job = Job(tmp_path, ranks=2)
     job.connect()
     for rank in (0, 1):
         job.counters(rank, 8)
@@ -82,17 +80,13 @@ def test_the_picture_says_which_bytes_it_shows(tmp_path):
         draw.traffic(trace, bytes="wire")
 
 
-def two_runs(tmp_path):
-    """`a` all-reduces 1000 B, `b` 500 B, and `b` broadcasts 8 B from rank 0 before."""
-    a, b = Job(tmp_path / "a", ranks=2), Job(tmp_path / "b", ranks=2)
-    a.collective("all_reduce", size=1000, phase="backward")
-    b.collective("broadcast", size=8, root=0, phase="forward")
-    b.collective("all_reduce", size=500, phase="backward")
-    return a.load(), b.load()
-
-
 def test_what_came_and_what_went(tmp_path):
-    a, b = two_runs(tmp_path)
+    """`a` all-reduces 1000 B, `b` 500 B, and `b` broadcasts 8 B from rank 0 before."""
+    jobs = Job(tmp_path / "a", ranks=2), Job(tmp_path / "b", ranks=2)
+    jobs[1].collective("broadcast", size=8, root=0, phase="forward")
+    for job, size in zip(jobs, (1000, 500), strict=True):
+        job.collective("all_reduce", size=size, phase="backward")
+    a, b = (job.load() for job in jobs)
     found = compare(a, b, names=("plain", "<half>"))
     reduced = found.by_kind["backward", "all_reduce"]
     # A ring of two sends each byte once from each rank: 2 · 1/2 · 1000 · 2 ranks, and half of that.
@@ -136,3 +130,60 @@ def test_size_and_factor_of_each_op(tmp_path):
         assert found[op].size_bytes == 4_000_000
         assert found[op].algorithm_bandwidth == pytest.approx(2e9)  # 4 MB in 2 ms
         assert found[op].bus_bandwidth == pytest.approx(2e9 * factor), op
+
+
+def exchange(folder, sizes, *, more=0):
+    """Rank 0 sends rank 1 tensors of these bytes, and rank 1 answers 4 bytes `1 + more` times."""
+    made = Job(folder, ranks=2)
+    for size in sizes:
+        made.message(0, 1, size=size)
+    for _ in range(1 + more):
+        made.message(1, 0)
+    return made.load()
+
+
+def runs(tmp_path, bytes_of, sizes=(1, 8, 32)):
+    return {size: exchange(tmp_path / str(size), bytes_of(size)) for size in sizes}
+
+
+def test_a_line_is_found_in_whole_numbers(tmp_path):
+    found = runs(tmp_path, lambda b: [100 + 12 * b])
+    told = scaling(found)
+    assert scaling(dict(reversed(found.items()))) == told
+    grows, stays = told.lines
+    assert (grows.slope, grows.constant, grows.exact) == (12, 100, True)
+    assert (stays.slope, stays.constant, stays.varies) == (0, 4, False)
+    assert grows.formula == "100 B + 12 B × B, exactly"
+    assert told.finding == "1 of 2 messages grows with B: 12 B for each example"
+    assert told.payload_bytes == (116, 200, 488)  # 104 + 12 B
+    still = scaling({1: found[1], 2: found[1], 3: found[1]})
+    assert still.finding == "No message depends on B: 2 messages, 116 B at every size"
+
+
+def test_what_is_no_line_says_so_and_two_sizes_are_none(tmp_path):
+    squares = runs(tmp_path, lambda b: [b * b], sizes=(1, 2, 3))
+    (line, _) = scaling(squares).lines
+    # Least squares of 1, 4, 9 at 1, 2, 3: slope 4, through (2, 14/3): off by -1/3, 2/3 and -1/3.
+    assert not line.exact
+    assert line.slope == pytest.approx(4)
+    assert line.deviation_bytes == pytest.approx(2 / 3)
+    assert line.formula.startswith("not linear in B: about -3 B + 4.0 B × B")
+    (line, _) = scaling({1: squares[1], 3: squares[3]}).lines
+    assert line.slope == 4
+    assert "two sizes always lie on a line: add a third B" in line.formula
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (lambda found: {1: found[1]}, "at least two sizes, and got 1"),
+        (lambda found: {"one": found[1], 8: found[8]}, "a size is a whole number, not 'one'"),
+        (lambda found: {1: found[1], 8: "trace"}, "a dict of sizes and traces"),
+        (lambda found: {1: found[1].where(kind="span"), 8: found[8]}, "no message is known in the run with B = 1"),
+        (lambda found: {1: found[1], 8: found[9]}, r"B = 8 has send #2 from rank 1 to rank 0 .*, and that with B = 1"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(tmp_path, change, error):
+    found = {**runs(tmp_path, lambda b: [b], sizes=(1, 8)), 9: exchange(tmp_path / "more", [8], more=1)}
+    with pytest.raises(DlearnError, match=error):
+        scaling(change(found))

@@ -1,10 +1,6 @@
 """A trace step by step: the order, what each rank holds after each step, and what is said of it. (In test_frozen.py the
 steps of recorded traces and of a pipeline are compared, and their order is checked.)"""
 
-from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
-
 import pytest
 import wrong_rings
 from hypothesis import given, settings
@@ -22,10 +18,6 @@ def walk_of(trace, **options):
     return player(trace, **options).walk
 
 
-def at_the_end(walk, panel):
-    return {change.text for change in walk.held(panel, len(walk.steps)).values()}
-
-
 def ever(walk):
     return {change.text for step in walk.steps for change in step.changes}
 
@@ -39,10 +31,9 @@ def test_gloos_own_schedules_end_as_they_should(tmp_path_factory, ranks, words, 
     (panel,) = walk.panels
     assert "?" not in ever(walk)
     assert op == "broadcast" or walk.notes[-1].startswith("The sum may be a maximum or another reduction")
-    if op == "reduce":
-        assert {each.text for key, each in walk.held(panel, len(walk.steps)).items() if key[0] == 1} == {"sum"}
-    else:
-        assert at_the_end(walk, panel) == ({"sum"} if op == "all_reduce" else {"1"})
+    held = walk.held(panel, len(walk.steps)).items()
+    promised = {each.text for (rank, _), each in held if op != "reduce" or rank == 1}
+    assert promised == ({"1"} if op == "broadcast" else {"sum"})
 
 
 CALLS = st.tuples(
@@ -54,23 +45,22 @@ CALLS = st.tuples(
 
 @settings(max_examples=30, deadline=None)
 @given(ranks=st.integers(2, 5), made=st.lists(CALLS, min_size=1, max_size=4), words=st.integers(1, 50))
-def test_in_any_job_no_rank_acts_on_what_it_has_not_got(ranks, made, words):
+def test_in_any_job_no_rank_acts_on_what_it_has_not_got(tmp_path_factory, ranks, made, words):
     """Each rank computes for a while, calls, and is done at any time after what it needs can have come."""
-    with TemporaryDirectory() as folder:
-        job, now = Job(Path(folder), ranks=ranks), dict.fromkeys(range(ranks), 0)
-        for op, computed, took in made:
-            starts = {rank: now[rank] + 1000 * computed[rank] for rank in now}
-            for rank in now:
-                job.stretch(rank, "forward", now[rank], starts[rank])
-            # A broadcast's tree leads from lower ranks to higher ones; a ring leads through all.
-            needed = {rank: max(starts[each] for each in now if op != "broadcast" or each <= rank) for rank in now}
-            ends = {rank: needed[rank] + 1000 * took[rank] for rank in now}
-            root = {"root": 0} if op in ("broadcast", "reduce") else {}
-            job.collective(op, size=0 if op == "barrier" else 8 * words, start_ns=starts, end_ns=ends, **root)
-            now = ends
+    job, now = Job(tmp_path_factory.mktemp("job"), ranks=ranks), dict.fromkeys(range(ranks), 0)
+    for op, computed, took in made:
+        starts = {rank: now[rank] + 1000 * computed[rank] for rank in now}
         for rank in now:
-            job.stretch(rank, "optimizer", now[rank], now[rank] + 5)
-        check_order(walk_of(job.load()))
+            job.stretch(rank, "forward", now[rank], starts[rank])
+        # A broadcast's tree leads from lower ranks to higher ones; a ring leads through all.
+        needed = {rank: max(starts[each] for each in now if op != "broadcast" or each <= rank) for rank in now}
+        ends = {rank: needed[rank] + 1000 * took[rank] for rank in now}
+        root = {"root": 0} if op in ("broadcast", "reduce") else {}
+        job.collective(op, size=0 if op == "barrier" else 8 * words, start_ns=starts, end_ns=ends, **root)
+        now = ends
+    for rank in now:
+        job.stretch(rank, "optimizer", now[rank], now[rank] + 5)
+    check_order(walk_of(job.load()))
 
 
 def test_the_pieces_of_every_glass_box_collective_move_and_sum(recorded):
@@ -121,14 +111,12 @@ def test_what_would_be_counted_twice_is_not_told(tmp_path):
     job = Job(tmp_path, ranks=3)
     outer = job.collective("all_reduce", size=8, start_ns=0, end_ns=90)
     for step, (src, dst) in enumerate([(0, 1), (1, 2), (0, 2), (0, 1)]):
-        for rank, call in ((src, partial(job.send, src, dst)), (dst, partial(job.recv, dst, src))):
-            call(parent=outer[rank], start_ns=10 * step + 1, end_ns=10 * step + 9, size=8, step=step)
+        job.message(src, dst, parent=outer, start_ns=10 * step + 1, end_ns=10 * step + 9, size=8, step=step)
     walk = walk_of(job.load())
     assert [step.changes[-1].text for step in walk.steps] == ["0+1", "sum", "?", "?"]
 
 
-def test_the_steps_of_a_lost_file_say_not_which_piece_they_carried(tmp_path):
-    job = Job(tmp_path, ranks=2)
+def test_the_steps_of_a_lost_file_say_not_which_piece_they_carried(tmp_path, job):
     for rank, outer in job.collective("reduce_scatter", size=8, start_ns=0, end_ns=50).items():
         peer = 1 - rank
         job.send(rank, peer, parent=outer, start_ns=1, end_ns=5, offset_bytes=4 * peer, whole_bytes=8, step=1)
@@ -154,9 +142,9 @@ def test_what_is_held_follows_from_each_ranks_own_clock(tmp_path, ahead_ns):
     ahead = {rank: rank * ahead_ns for rank in range(3)}
     outer = job.collective("all_reduce", size=8, start_ns=ahead, end_ns={rank: at + 60 for rank, at in ahead.items()})
     for step, (src, dst) in enumerate(((2, 1), (1, 0), (0, 1), (1, 2))):
-        for rank, call in ((src, partial(job.send, src, dst)), (dst, partial(job.recv, dst, src))):
-            start = 10 * step + 1 + ahead[rank]
-            call(parent=outer[rank], start_ns=start, end_ns=start + 8, size=8, step=step)
+        began = {rank: 10 * step + 1 + at for rank, at in ahead.items()}
+        ended = {rank: at + 8 for rank, at in began.items()}
+        job.message(src, dst, parent=outer, size=8, step=step, start_ns=began, end_ns=ended)
     told = {step.message.step: step.changes[-1].text for step in walk_of(job.load()).steps}
     assert all(told[step] in (text, "?") for step, text in enumerate(("1+2", "sum", "sum", "sum")))
     assert told[2] == told[3] == "sum"

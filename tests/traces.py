@@ -6,15 +6,16 @@ trace = job.load()
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
 import dlearn.events.event as seen
-from dlearn import Trace
+from dlearn import Trace, explain
 from dlearn.events.writer import Writer
 
-Time = int | None | Mapping[int, int | None]
-"""Of all ranks, or by rank. None: never, it hangs."""
+Number = int | None | Mapping[int, int | None]
+"""Of all ranks, or by rank, as any other fact may be. None is a time that never came: the call hangs."""
 
 
 def header(rank: int | None = 0, **facts: Any) -> seen.Header:
@@ -30,10 +31,14 @@ def tensor(size: int, *, dtype: str = "uint8", payload: int | None = None) -> se
 
 
 class Job:
-    """`ranks` processes with a default group "world", all closed; `files[rank]` holds the lines between."""
+    """`ranks` processes with a default group "world"; `files[rank]` holds the lines of each.
+
+    All are closed, but for those that `died`: they have no footer.
+    """
 
     def __init__(self, folder: Path, *, ranks: int, backend: str = "gloo", names: Sequence[str] = ()) -> None:
         self.folder = folder
+        self.died: Iterable[int] = ()
         names = names or [""] * ranks
         self.headers = [header(rank, world_size=ranks, name=names[rank]) for rank in range(ranks)]
         self.files: list[list[seen.Line]] = [[] for _ in range(ranks)]
@@ -42,52 +47,53 @@ class Job:
         self._seqs: dict[tuple[int, str, type], int] = {}
         self.group("world", range(ranks), backend=backend, default=True)
 
-    def group(self, name: str, members: Iterable[int], *, backend: str = "gloo", default: bool = False) -> None:
+    def group(self, name: str, members: Iterable[int], *, backend: str = "gloo", **facts: Any) -> None:
         """A process group; group rank i is `members[i]`."""
         ranks = tuple(members)
         self._members[name] = ranks
         for index, rank in enumerate(ranks):
             own: dict[str, Any] = {"name": name, "backend": backend, "rank": index, "size": len(ranks)}
-            self.files[rank].append(seen.GroupFact(**own, ranks=ranks, default=default))
+            self.files[rank].append(seen.GroupFact(**own, ranks=ranks, **facts))
 
     def collective(
         self,
-        op: str,
+        op: str | Mapping[int, str],
         *,
-        size: int = 0,
+        size: Number = 0,
         ranks: Iterable[int] | None = None,
         group: str = "world",
-        start_ns: Time = 10,
-        end_ns: Time = 20,
+        start_ns: Number = 10,
+        end_ns: Number = 20,
         **facts: Any,
     ) -> dict[int, int]:
         """Called by `ranks` of the group (else by all its members) with `size` bytes each. Rank -> its number."""
         numbers = {}
         for rank in self._members[group] if ranks is None else ranks:
-            own = {"inputs": (tensor(size),) if size else (), "seq": self._next(rank, group, seen.Collective), **facts}
+            inputs = (tensor(_at(size, rank)),) if size else ()
+            own = {"inputs": inputs, "seq": self._next(rank, group, seen.Collective), **facts}
             numbers[rank] = self.event(
                 seen.Collective, rank, op=op, group=group, start_ns=start_ns, end_ns=end_ns, **own
             )
         return numbers
 
-    def send(self, src: int, dst: int, *, size: int = 4, group: str = "world", tag: int = 0, **facts: Any) -> int:
-        return self._p2p("send", src, self._members[group].index(dst), size, group, tag, facts)
+    def send(self, src: int, dst: int, *, size: Number = 4, group: str = "world", tag: int = 0, **facts: Any) -> int:
+        return self._p2p("send", src, self._members[group].index(dst), size, group=group, tag=tag, **facts)
 
     def recv(
-        self, dst: int, src: int | None, *, size: int = 4, group: str = "world", tag: int = 0, **facts: Any
+        self, dst: int, src: int | None, *, size: Number = 4, group: str = "world", tag: int = 0, **facts: Any
     ) -> int:
         peer = self._members[group].index(src) if src is not None else None
-        return self._p2p("recv", dst, peer, size, group, tag, facts)
+        return self._p2p("recv", dst, peer, size, group=group, tag=tag, **facts)
 
     def message(self, src: int, dst: int, **facts: Any) -> None:
-        """A send and the recv that takes it in, both with these facts; a time may be one for each of the two ranks."""
+        """A send and the recv that takes it in, both with these facts, or with those of their rank."""
         self.send(src, dst, **facts)
         self.recv(dst, src, **facts)
 
-    def _p2p(self, op: str, rank: int, peer: int | None, size: int, group: str, tag: int, facts: dict[str, Any]) -> int:
-        seq = self._next(rank, group, seen.PointToPoint)
-        own = {"tensors": (tensor(size),), "seq": seq, "start_ns": 10, "end_ns": 20, **facts}
-        return self.event(seen.PointToPoint, rank, op=op, group=group, peer=peer, tag=tag, **own)
+    def _p2p(self, op: str, rank: int, peer: int | None, size: Number, **facts: Any) -> int:
+        seq = self._next(rank, facts["group"], seen.PointToPoint)
+        own = {"tensors": (tensor(_at(size, rank)),), "seq": seq, "start_ns": 10, "end_ns": 20, **facts}
+        return self.event(seen.PointToPoint, rank, op=op, peer=peer, **own)
 
     def span(self, rank: int, name: str, **facts: Any) -> int:
         """Returns its number, the `parent` of what is inside."""
@@ -105,23 +111,13 @@ class Job:
     def stretch(self, rank: int, phase: str, start_ns: int, end_ns: int, **facts: Any) -> None:
         self.event(seen.PhaseSpan, rank, phase=phase, start_ns=start_ns, end_ns=end_ns, **facts)
 
-    def connect(self, group: str = "world", *, known: bool = True) -> None:
-        """A connection between every two members, as gloo makes them; the socket's id is the peer's index. If the
-        group is not `known`, they are made beside it."""
-        members = self._members[group]
-        for rank in members:
-            for peer in members:
-                ports = [self._port(group, *ends) + (0 if known else 500) for ends in ((rank, peer), (peer, rank))]
-                here, there = (f"127.0.0.1 {port}" for port in ports)
-                if peer != rank:
-                    name = group if known else ""
-                    self.files[rank].append(seen.Socket(id=self._socket(rank), group=name, local=here, remote=there))
-
-    def _port(self, group: str, rank: int, peer: int) -> int:
-        return 10_000 + 1000 * list(self._members).index(group) + 10 * rank + peer
-
-    def _socket(self, rank: int) -> int:
-        return sum(isinstance(line, seen.Socket) for line in self.files[rank])
+    def connect(self, *, known: bool = True) -> None:
+        """A connection between every two ranks, as gloo makes them for "world", or, if it is not `known`, beside it."""
+        first, group = (10_000, "world") if known else (10_500, "")
+        for rank, peer in permutations(range(len(self.files)), 2):
+            here, there = (f"127.0.0.1 {first + 10 * one + other}" for one, other in ((rank, peer), (peer, rank)))
+            id = sum(isinstance(line, seen.Socket) for line in self.files[rank])
+            self.files[rank].append(seen.Socket(id=id, group=group, local=here, remote=there))
 
     def counters(self, rank: int, *sent: int | None, **facts: Any) -> None:
         """A sample: bytes written into each socket, in the order of `connect`."""
@@ -132,8 +128,8 @@ class Job:
         kind: type[seen.Event],
         rank: int,
         *,
-        start_ns: Time = 10,
-        end_ns: Time = None,
+        start_ns: Number = 10,
+        end_ns: Number = None,
         by: str = "return",
         **facts: Any,
     ) -> int:
@@ -141,6 +137,7 @@ class Job:
         number = self._numbers[rank]
         self._numbers[rank] += 1
         start, end = _at(start_ns, rank), _at(end_ns, rank)
+        facts = {name: _at(fact, rank) for name, fact in facts.items()}
         assert start is not None
         self.files[rank].append(kind(number=number, start_ns=start, **facts))
         if end is not None or by == seen.NOT_OBSERVED:
@@ -161,7 +158,7 @@ class Job:
             writer = Writer(self.folder / f"{own.host}-{own.pid}.jsonl", max_bytes=1 << 30)
             for line in (own, *lines):
                 writer.write(line)
-            if rank not in died:
+            if rank not in {*died, *self.died}:
                 writer.write(seen.Footer(at_ns=1000, lines=writer.lines))
             writer.close()
             paths.append(writer.path)
@@ -171,6 +168,12 @@ class Job:
         self.write(died=died, without=without)
         return Trace.load(self.folder)
 
+    def says(self, *told: str) -> str:
+        """Assert that all this is told in the sentences about its trace, and return them."""
+        said = "\n".join(explain(self.load()).sentences)
+        assert [each for each in told if each not in said] == [], said
+        return said
 
-def _at(time: Time, rank: int) -> int | None:
-    return time.get(rank) if isinstance(time, Mapping) else time
+
+def _at(fact: Any, rank: int) -> Any:
+    return fact.get(rank) if isinstance(fact, Mapping) else fact

@@ -1,18 +1,14 @@
 """Thirteen ways to communicate with torch, each with what it truly sends. `truth` is rank 0's count of 2 ranks."""
 
 import datetime
+import inspect
 from collections.abc import Callable
 from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from installed_torch import (
-    all_gather_single,
-    gathers_objects_in_one_tensor,
-    gloo_sends_lists_to_all,
-    reduce_scatter_single,
-)
+from installed_torch import NEW_GLOO, all_gather_single, reduce_scatter_single
 from programs import mlp, train_ddp
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
@@ -22,7 +18,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 truth: dict[Callable[[], object], dict[str, int]] = {}
-LEFT_OUT = () if gloo_sends_lists_to_all() else ("lists_to_all",)
+LEFT_OUT = () if NEW_GLOO else ("lists_to_all",)
 
 # The constructor: an all_gather of the number of parameters, broadcasts of their shapes and of the model. Before the
 # second step, the ranks agree on the rebuilt buckets by two broadcasts.
@@ -169,7 +165,8 @@ def zero_redundancy_optimizer() -> None:
 
 
 # Each object travels as its size, then its bytes; gather_object gathers sizes, too.
-ALL_GATHERS = {"all_gather": 1, "all_gather_single": 2} if gathers_objects_in_one_tensor() else {"all_gather": 3}
+IN_ONE_TENSOR = "all_gather_single(" in inspect.getsource(dist.all_gather_object)  # In a later torch.
+ALL_GATHERS = {"all_gather": 1, "all_gather_single": 2} if IN_ONE_TENSOR else {"all_gather": 3}
 
 
 @sends(**ALL_GATHERS, broadcast=3, gather=1, scatter=2, send=2)

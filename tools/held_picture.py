@@ -1,10 +1,12 @@
-"""Make docs/pictures/held.png: the stage of a ring of three ranks in mid-hold, as Chromium shows it.
+"""Make docs/pictures/held.png: the stage of two pairs of ranks that send first, in Chromium.
 
 python tools/held_picture.py
 """
 
+import json
 import shutil
 import tempfile
+from importlib.resources import files
 from pathlib import Path
 
 import torch
@@ -12,32 +14,41 @@ import torch.distributed as dist
 from playwright.sync_api import sync_playwright
 
 from dlearn import Cluster
+from dlearn.live.held_stage import snippet
 from dlearn.play.page import page
 
 OUT = Path(__file__).parent.parent / "docs" / "pictures" / "held.png"
 
 
-def ring() -> None:
-    mine, other = torch.ones(1000), torch.empty(1000)
-    sending = dist.isend(mine, (dist.get_rank() + 1) % 3)
-    dist.recv(other, (dist.get_rank() - 1) % 3)
-    sending.wait()
+def both_send_first() -> None:
+    tensor, partner = torch.ones(1000), dist.get_rank() ^ 1
+    dist.send(tensor, partner)
+    dist.recv(tensor, partner)
+
+
+JOIN = """state => bridge.initialize({
+    model: { get: (name) => ({ name: "held", state: JSON.parse(state) })[name], on() {}, off() {}, send() {} },
+})"""
 
 
 def main() -> None:
-    run = Cluster(3, hold=True).run(ring)
+    run = Cluster(4, hold=True).run(both_send_first)
     run.release(0)
-    while len(run.waiting) < 3:
-        pass
+    run.release(1)
+    stage = run.hang.stage | {"hang": str(run.hang), "last": "", "state": "paused"}
+    run.end()
+    bridge = (files("dlearn.play") / "bridge.js").read_text().replace("export default", "window.bridge =")
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         file = Path(folder, "held.html")
-        page("A held job", run._repr_mimebundle_()["text/html"], file)
+        page("A held job", snippet("held", "A held job", stage), file)
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        shown = browser.new_page(viewport={"width": 900, "height": 520})
+        shown = browser.new_page(viewport={"width": 860, "height": 520})
         shown.goto(file.as_uri())
+        shown.evaluate(bridge)
+        shown.evaluate(JOIN, json.dumps(stage))
+        shown.get_by_role("button", name="Release rank 2").hover()
         shown.locator(".dlearn-paused").screenshot(path=OUT)
         browser.close()
-    run.end()
 
 
 if __name__ == "__main__":

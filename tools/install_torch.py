@@ -28,9 +28,10 @@ def main() -> None:
         print(f"torch {version} is already installed.")
         return
     report = what_pip_would_install(f"torch=={version}")
-    has_driver = has_nvidia_driver()
-    print(f"torch {version}: {explain_choice(report, has_driver=has_driver)}", flush=True)
-    pip_install("--no-deps", *extra_pip_arguments(report, has_driver=has_driver), f"torch=={version}")
+    has_driver = Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
+    arguments, reason = choose_build(report, has_driver=has_driver)
+    print(f"torch {version}: {reason}", flush=True)
+    pip_install("--no-deps", *arguments, f"torch=={version}")
 
 
 def pinned_version(name: str, constraints: str) -> str:
@@ -60,27 +61,14 @@ def what_pip_would_install(requirement: str) -> dict[str, Any]:
         return answer
 
 
-def has_nvidia_driver() -> bool:
-    return Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
-
-
-def brings_cuda(report: dict[str, Any]) -> bool:
-    return any(item["metadata"]["name"].lower().startswith("nvidia") for item in report["install"])
-
-
-def extra_pip_arguments(report: dict[str, Any], *, has_driver: bool) -> list[str]:
-    """PyTorch's CPU index where pip would fetch CUDA for a machine without a driver, else nothing."""
-    if brings_cuda(report) and not has_driver:
-        return ["--index-url", CPU_INDEX]
-    return []
-
-
-def explain_choice(report: dict[str, Any], *, has_driver: bool) -> str:
-    if not brings_cuda(report):
-        return "the build that pip chooses; it brings no CUDA packages."
+def choose_build(report: dict[str, Any], *, has_driver: bool) -> tuple[list[str], str]:
+    """Return pip's arguments, and the reason: the CPU index where pip would fetch CUDA in vain."""
+    if not any(item["metadata"]["name"].lower().startswith("nvidia") for item in report["install"]):
+        return [], "the build that pip chooses; it brings no CUDA packages."
     if has_driver:
-        return "the build that pip chooses, with CUDA, because there is an NVIDIA driver here."
-    return f"the CPU build from {CPU_INDEX}, because pip would fetch CUDA and there is no NVIDIA driver here."
+        return [], "the build that pip chooses, with CUDA, because there is an NVIDIA driver here."
+    why = "because pip would fetch CUDA and there is no NVIDIA driver here"
+    return ["--index-url", CPU_INDEX], f"the CPU build from {CPU_INDEX}, {why}."
 
 
 def pip_install(*arguments: str) -> None:

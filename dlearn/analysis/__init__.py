@@ -6,6 +6,7 @@
 from dlearn.analysis.checks.freshness import assert_fresh, assert_reduces
 from dlearn.analysis.checks.grading import assert_traffic
 from dlearn.analysis.costs.bandwidth import Bandwidth, Bandwidths, bandwidth, bandwidths
+from dlearn.analysis.costs.pipeline_bubble import Pipeline, pipeline
 from dlearn.analysis.costs.scaling import Scaling, scaling
 from dlearn.analysis.ddp.breakdown import Breakdown, breakdown
 from dlearn.analysis.ddp.bucket_times import BucketTimes, bucket_times
@@ -26,11 +27,12 @@ from dlearn.join.joining import operations
 from dlearn.join.message_evidence import messages
 
 __all__ = ["Bandwidth", "Bandwidths", "Breakdown", "BucketTimes", "Comparison", "Explanation"]
-__all__ += ["GradientSteps", "Hang", "Iteration", "Mismatch", "Overlap", "RankMemory"]
-__all__ += ["Reconciliation", "Root", "RunSteps", "Scaling", "Topology", "Traffic", "Victim"]
-__all__ += ["WireTraffic", "assert_fresh", "assert_reduces", "assert_traffic", "autograd_graph"]
-__all__ += ["bandwidth", "bandwidths", "breakdown", "bucket_times", "compare", "explain"]
-__all__ += ["gradients", "hangs", "iteration", "iterations", "measured_traffic", "messages"]
-__all__ += ["mismatches", "operations", "overlap", "predicted_traffic", "rank_memory", "reconcile"]
-__all__ += ["roots", "scaling", "step_times", "topologies", "topology", "traffic", "victims"]
+__all__ += ["GradientSteps", "Hang", "Iteration", "Mismatch", "Overlap", "Pipeline"]
+__all__ += ["RankMemory", "Reconciliation", "Root", "RunSteps", "Scaling", "Topology"]
+__all__ += ["Traffic", "Victim", "WireTraffic", "assert_fresh", "assert_reduces"]
+__all__ += ["assert_traffic", "autograd_graph", "bandwidth", "bandwidths", "breakdown"]
+__all__ += ["bucket_times", "compare", "explain", "gradients", "hangs", "iteration"]
+__all__ += ["iterations", "measured_traffic", "messages", "mismatches", "operations", "overlap"]
+__all__ += ["pipeline", "predicted_traffic", "rank_memory", "reconcile", "roots", "scaling"]
+__all__ += ["step_times", "topologies", "topology", "traffic", "victims"]
 __dir__ = __all__.copy  # What Tab offers.

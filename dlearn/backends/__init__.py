@@ -22,7 +22,6 @@ GROUPS = {
 
 
 def _make(backend: str, options: Any, _: Any) -> Any:
-    """Make a process group from torch's options."""
     return getattr(_module(backend), GROUPS[backend][1])(options)
 
 

@@ -4,10 +4,9 @@
     torch.distributed.init_process_group("mpi4py", init_method="mpi4py://")
     # mpiexec -n 3 python -m mpi4py train.py
 
-Torch's ranks must be those of MPI.COMM_WORLD. Each collective is one of MPI's. Data that only
-moves travels as bytes, whatever its type. MPI adds in an order of its own: sums of floating point
-numbers differ from gloo's in the last bits. Half and bfloat16 are summed in float32 and rounded
-once, at the end. A mean is MPI's sum, divided by the ranks.
+Torch's ranks must be those of MPI.COMM_WORLD. Each collective is one of MPI's. MPI adds in an order
+of its own: sums of floating point numbers differ from gloo's in the last bits. Half and bfloat16
+are summed in float32 and rounded once, at the end.
 """
 
 from __future__ import annotations
@@ -304,10 +303,9 @@ def room_for(tensors: Tensors) -> torch.Tensor:
 
 # How a rank waits for MPI without taking its core away from the ranks that work -------------------
 #
-# MPICH waits by asking again and again, as fast as it can. Here a wait asks a few times, then sleeps
-# between two questions, never longer than a fifth of a millisecond. (Waiting 50 ms for a late rank,
-# three ranks on two cores: the waiting ones use 3 ms of processor time. Inside a blocking call they
-# use up to 57 ms, which they take from the late one.)
+# MPICH waits by asking again and again. Here a wait sleeps between two questions. (Waiting 50 ms for
+# a late rank, three ranks on two cores: the waiting ones use 3 ms of processor time, and inside a
+# blocking call up to 57 ms, which they take from the late one.)
 
 QUESTIONS = 20  # Before the first sleep: what is there at once is taken at once.
 FIRST_SLEEP_SECONDS, LONGEST_SLEEP_SECONDS = 20e-6, 200e-6

@@ -27,9 +27,8 @@ from dlearn.errors import Interrupted, SetupError, optional
 from dlearn.events.job_facts import Exit, Stopped, Switched
 from dlearn.events.options import Measure, Options
 from dlearn.events.writer import file_of_rank, note_end
-from dlearn.live.gate_server import GateServer, Hold, Name
+from dlearn.live.gate_server import GateServer, Hold, Name, rank_text
 from dlearn.live.live_rows import LiveDisplay
-from dlearn.live.paused_job import rank_text
 from dlearn.network.link import Link
 from dlearn.network.live import LiveNetwork
 from dlearn.network.namespace import DEVICE, NotPermitted

@@ -16,8 +16,7 @@ from dlearn.diagnosis.hang_report import pace_text, report, whereabouts
 from dlearn.diagnosis.meeting_report import meeting_report
 from dlearn.errors import RankError, TraceError
 from dlearn.events.site import file_label
-from dlearn.live.gate_server import Name
-from dlearn.live.paused_job import rank_text
+from dlearn.live.gate_server import Name, rank_text
 
 if TYPE_CHECKING:
     from dlearn.cluster.run import Run

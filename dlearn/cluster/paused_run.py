@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 from dlearn.cluster.run import Run
-from dlearn.errors import DlearnError, SetupError
+from dlearn.errors import DlearnError, GateError, SetupError
 from dlearn.live.gate_server import GateServer
 from dlearn.live.paused_job import PausedJob
 from dlearn.live.paused_page import PausedPage
@@ -36,7 +36,7 @@ class PausedRun(PausedJob, Run):
         job = self._job
         job.thread.join(timeout)
         if job.thread.is_alive():
-            raise DlearnError(f"this run has not ended after {timeout} s; {self._why_not()}")
+            raise GateError(f"this run has not ended after {timeout} s; {self._why_not()}")
         if self.gate_server.trouble:
             raise DlearnError(self.gate_server.trouble)
         self.error, self.network = job.run.error, job.run.network
@@ -68,8 +68,7 @@ class PausedRun(PausedJob, Run):
             return
         yield f"held: {len(self.gate_server.calls)} calls wait at the gate, {len(self.schedule)} were let through"
         yield Table([("rank", "now"), *((str(name), now) for name, now in self.ranks.items())], numbers=0)
-        if hang := self.hang:
-            yield hang
+        yield from self.hang_by(settled=False).sentences
 
 
 class _Job:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlearn.errors import DlearnError, RankError, SetupError, TraceError
 from dlearn.events.this_host import kernel_id, status_of
+from dlearn.live.live_rows import playable
 from dlearn.network.forwarded import Forwarded
 from dlearn.shown import Paragraph, Shown, count_text
 from dlearn.trace import Trace
@@ -76,6 +77,13 @@ class Run(Shown):
                     yield str(error)
             yield "look at it: explain(run.trace), draw.timeline(run.trace), play.player(run.trace)"
         yield f"kept in {self.folder}"
+
+    def _repr_html_(self) -> str:
+        """Return the card, and below it the player of a small trace."""
+        card = super()._repr_html_()
+        with suppress(TraceError):  # The card says it.
+            return card + (playable(self.trace) if self.recorded and self._is_small() else "")
+        return card
 
     def _is_small(self) -> bool:
         files = (self.folder / "trace").glob("*")

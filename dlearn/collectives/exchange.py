@@ -32,7 +32,6 @@ _COMBINE: dict[object, Callable[[torch.Tensor, torch.Tensor], object]] = {
     ReduceOp.BOR: torch.Tensor.bitwise_or_,
     ReduceOp.BXOR: torch.Tensor.bitwise_xor_,
 }
-"""How the second tensor is reduced into the first, in place."""
 
 
 class Chunk(NamedTuple):
@@ -83,11 +82,9 @@ class Exchange:
         finish_receive()
 
     def send(self, step: int, chunk: Chunk, *, to: int) -> None:
-        """Send a chunk; see `sendrecv`."""
         self._begin_send(step, chunk, to)()
 
     def receive(self, step: int, chunk: Chunk, *, source: int, combine: bool = False) -> None:
-        """Receive a chunk; see `sendrecv`."""
         self._begin_receive(step, chunk, source, combine)()
 
     def finish(self, chunk: Chunk) -> None:

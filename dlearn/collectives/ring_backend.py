@@ -3,14 +3,14 @@
     import dlearn.collectives
     torch.distributed.init_process_group("dlearn_ring")
 
-All-reduce, reduce-scatter and all-gather go step by step; gloo does everything else. The steps are ordinary sends of
-an inner process group, which pass torch's dispatcher, where a recording sees them.
+All-reduce, reduce-scatter and all-gather go step by step, as ordinary sends of an inner process
+group; gloo does everything else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
+from functools import partial, partialmethod
 from typing import Any
 
 import torch
@@ -113,13 +113,9 @@ _LEFT_TO_GLOO = (
 )  # fmt: skip
 
 
-def _forward_to_gloo(name: str) -> Callable[..., Any]:
-    def method(self: RingGroup, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self._steps, name)(*args, **kwargs)
-
-    method.__name__ = name
-    return method
+def _to_gloo(group: RingGroup, name: str, *args: Any, **kwargs: Any) -> Any:
+    return getattr(group._steps, name)(*args, **kwargs)
 
 
 for _name in _LEFT_TO_GLOO:
-    setattr(RingGroup, _name, _forward_to_gloo(_name))
+    setattr(RingGroup, _name, partialmethod(_to_gloo, _name))

@@ -3,10 +3,8 @@
 The latter are observations, not verdicts: a program may well call all_reduce from one line on rank 0
 and from another on rank 1."""
 
-import heapq
 import signal
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -83,17 +81,16 @@ def pace(trace: Trace) -> Pace | None:
     return Pace(count, stopped_ns - trace.first_ns, silence_ns, slow)
 
 
-def inside(trace: Trace, rank: int) -> Collective | PointToPoint | None:
-    """Return the first call that this rank began and that has not ended; None of a rank outside any call."""
-    return _open_calls(trace).get(rank)
-
-
-def group_of(trace: Trace, call: Event) -> Group | None:
-    """Return the process group of a collective, a send or a recv."""
-    for operation in trace.whole.matches.unusual():
-        if any(end is call for end in operation.ends):
-            return operation.group
-    return None
+@once
+def inside(trace: Trace) -> dict[int, Collective | PointToPoint]:
+    """Return by rank the first call that it began and that has not ended."""
+    calls: dict[int, Collective | PointToPoint] = {}
+    table = trace.table
+    not_over = table.pending | table.of_firsts(lambda first: bool(first.error))
+    for event in trace.whole.rows.where(not_over):
+        if isinstance(event, Collective | PointToPoint) and _is_open(event):
+            calls.setdefault(event.rank, event)
+    return calls
 
 
 def other_tags(operation: Operation, trace: Trace) -> tuple[Operation, ...]:
@@ -101,12 +98,9 @@ def other_tags(operation: Operation, trace: Trace) -> tuple[Operation, ...]:
     if not (operation.is_message and operation.missing):
         return ()
     pair = (operation.group, operation.sender, operation.receiver)
-    found = []
-    for other in operations(trace.whole).unusual():
-        same = (other.group, other.sender, other.receiver) == pair
-        if same and other.missing and other.missing != operation.missing:
-            found.append(other)
-    return tuple(found)
+    unusual = operations(trace.whole).unusual()
+    same = (each for each in unusual if (each.group, each.sender, each.receiver) == pair)
+    return tuple(each for each in same if each.missing not in ((), operation.missing))
 
 
 @once
@@ -201,15 +195,14 @@ def _usual_until_ns(trace: Trace) -> dict[int, int]:
 
     Usual is as long as its third-longest call; the longest is often a single one, which waits for data.
     """
-    stops = _stops_ns(trace)
-    durations: dict[int, list[int]] = defaultdict(list)
-    for event in trace.whole.of(Collective, PointToPoint, RpcCall) if stops else ():
-        if event.end_ns is not None and not event.failed:
-            durations[event.rank].append(event.end_ns - event.start_ns)
-    since = {}
-    for rank, stopped_ns in stops.items():
-        if len(durations[rank]) >= CALLS_SEEN:
-            since[rank] = stopped_ns - max(SOON_NS, heapq.nlargest(WAITS_SEEN, durations[rank])[-1])
+    table, since = trace.whole.table, {}
+    ended = table.is_a(Collective, PointToPoint, RpcCall) & (table.end_ns != NONE)
+    ended &= ~table.of_firsts(lambda first: first.failed)
+    for rank, stopped_ns in _stops_ns(trace).items():
+        calls = np.flatnonzero(ended & (table.rank == rank))
+        if len(calls) >= CALLS_SEEN:
+            longest_ns = np.sort(table.end_ns[calls] - table.start_ns[calls])[-WAITS_SEEN]
+            since[rank] = stopped_ns - max(SOON_NS, int(longest_ns))
     return since
 
 
@@ -226,17 +219,6 @@ def came_out(operation: Operation, trace: Trace) -> tuple[int, ...]:
     others = (process for process in trace.processes if process.rank in operation.group.members)
     name = operation.ends[0].group if isinstance(operation.ends[0], Collective) else ""
     return tuple(each.rank for each in others if name in each.reached and each.reached[name].ended >= operation.seq)
-
-
-@once
-def _open_calls(trace: Trace) -> dict[int, Collective | PointToPoint]:
-    calls: dict[int, Collective | PointToPoint] = {}
-    table = trace.table
-    not_over = table.pending | table.of_firsts(lambda first: bool(first.error))
-    for event in trace.whole.rows.where(not_over):
-        if isinstance(event, Collective | PointToPoint) and _is_open(event):
-            calls.setdefault(event.rank, event)
-    return calls
 
 
 def _is_open(event: Event) -> bool:
@@ -270,17 +252,10 @@ def mismatches(trace: Trace) -> Findings[Mismatch]:
     summed: set[tuple[str, int]] = set()
     found = []
     asked = operations(trace)
-    suspects: list[int] = []
-    for one, indices in asked.groups():
-        suspects += indices.tolist() if _may_be_wrong(one) else ()
-    for operation in asked.at(np.array(sorted(suspects), np.intp)):
-        calls = [end for end in operation.ends if isinstance(end, Collective)]
-        if operation.is_message and not operation.failed and id(operation) not in stuck:
-            found.append(Mismatch(operation, "message"))
-        if len(calls) > 1 and not operation.missing and not operation.refused and id(operation) not in stuck:
-            why = _why(operation, calls, summed)
-            if why is not None:
-                found.append(Mismatch(operation, why))
+    for operation in asked.at(np.flatnonzero(asked.ask_each_group(_may_be_wrong))):
+        why = _why(operation, summed) if id(operation) not in stuck else None
+        if why is not None:
+            found.append(Mismatch(operation, why))
     return Findings.of(found, trace.labels)
 
 
@@ -291,8 +266,13 @@ def _may_be_wrong(one: Operation) -> bool:
     return one.mismatch is not None or checked or len({call.site for call in calls}) > 1
 
 
-def _why(operation: Operation, calls: Sequence[Collective], summed: set[tuple[str, int]]) -> Suspicion | None:
+def _why(operation: Operation, summed: set[tuple[str, int]]) -> Suspicion | None:
     """Say what is suspicious; note each sum of different data by group and size in `summed`."""
+    if operation.is_message:
+        return None if operation.failed else "message"
+    calls = [end for end in operation.ends if isinstance(end, Collective)]
+    if len(calls) < 2 or operation.missing or operation.refused:
+        return None
     if operation.mismatch is not None:
         return "calls"
     if operation.op == "all_reduce" and calls[0].checksum is not None:

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from dlearn.diagnosis.hang_detection import Hang, Pace, came_out, group_of, inside, last_seen, refusals
+from dlearn.diagnosis.hang_detection import Hang, Pace, came_out, inside, last_seen, refusals
 from dlearn.diagnosis.meetings import open_rendezvous
 from dlearn.diagnosis.mismatch_report import called_at, makers_text, mismatch_text, tags_text
 from dlearn.diagnosis.roots import ring_from, waits_of
@@ -18,8 +18,7 @@ from dlearn.join.wording import modules_text
 from dlearn.shown import first_few, listed, waits
 from dlearn.trace import Trace
 
-NAMES_LISTED = 8
-"""Ranks in one sentence."""
+NAMES_LISTED = 8  # Ranks in one sentence.
 _PARAMETERS_LISTED = 4
 Notes = Mapping[int, str] | None
 """What the trace does not know of a rank: {1: "has returned from its function"}."""
@@ -209,10 +208,11 @@ class Never(NamedTuple):
 def never(operation: Operation, rank: int, trace: Trace, notes: Notes = None) -> Never:
     """Find what is known of a rank that never called this; of DDP which gradients it never had."""
     note = {**last_seen(trace), **(notes or {})}.get(rank, "")
-    call = inside(trace, rank)
+    call = inside(trace).get(rank)
     if call is not None and not (call.failed and note):
-        group = _group_text(group_of(trace, call), operation.group, trace)
-        note = f"is in {call_text(call, group)}"
+        unusual = trace.whole.matches.unusual()
+        group = next((each.group for each in unusual if call in each.ends), None)
+        note = f"is in {call_text(call, _group_text(group, operation.group, trace))}"
     but = f"it {note}" if note else ""
     refused = refusals(trace).get((rank, operation.group))
     if call is None and refused is not None and refused.op == operation.op:
@@ -278,7 +278,7 @@ def _why_unseen(operation: Operation, trace: Trace) -> str:
 
 def whereabouts(trace: Trace, rank: int) -> str:
     """Return "was in all_reduce #3 (train.py:14)", or nothing if this rank was inside no call."""
-    call, rendezvous = inside(trace, rank), open_rendezvous(trace).get(rank)
+    call, rendezvous = inside(trace).get(rank), open_rendezvous(trace).get(rank)
     if call is None and rendezvous is not None:
         return f"was in {rendezvous.op} ({rendezvous.site})"
     return f"was in {call_text(call)}" if call is not None else ""

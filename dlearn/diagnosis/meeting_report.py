@@ -1,6 +1,6 @@
 """Every sentence about processes that wait for others to come, as to a group or to RPC."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from dlearn.diagnosis.hang_detection import Hang, inside, last_seen
 from dlearn.diagnosis.hang_report import NAMES_LISTED, Notes, call_text
@@ -11,18 +11,18 @@ from dlearn.trace import Trace
 _SITES_LISTED = 3
 
 
-def meeting_report(trace: Trace, told: Sequence[Hang], notes: Notes = None) -> list[tuple[int, str]]:
+def meeting_report(
+    trace: Trace, told: Sequence[Hang], notes: Notes = None
+) -> Iterator[tuple[int, str]]:  # fmt: skip
     """Write a sentence for each rendezvous in which processes wait, with the rank that reports it.
 
     Left out is what follows from the hangs that are `told`: all that are wanted wait themselves.
     """
     hung = {rank for hang in told for rank in hang.waiting}
-    sentences = []
     for meeting in meetings(trace):
         wanted = {each.rank for each in meeting.absent}
         if not wanted or not wanted <= hung:
-            sentences.append((meeting.inside[0], _meeting_sentence(meeting, trace, notes)))
-    return sentences
+            yield meeting.inside[0], _meeting_sentence(meeting, trace, notes)
 
 
 def _meeting_sentence(meeting: Meeting, trace: Trace, notes: Notes) -> str:
@@ -66,7 +66,7 @@ def _why_absent(meeting: Meeting, trace: Trace, notes: Notes) -> str:
         if absent.rank is None:
             strangers.append(name)
             continue
-        call = inside(trace, absent.rank)
+        call = inside(trace).get(absent.rank)
         does = doing.get(absent.rank, "has not called it")
         if call is not None:
             does = f"is in {call_text(call)}"

@@ -1,4 +1,8 @@
-"""Calls in which processes wait for others to come: which have come, and which are missing."""
+"""Calls in which processes wait for others to come: which have come, and which are missing.
+
+torch names a new group by a count. Where not every rank calls new_group for every group, two groups
+have one name and meet in one store: whom a member connects to is chance.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -10,7 +14,10 @@ import numpy as np
 from dlearn.events.event import Counters
 from dlearn.events.process import Process
 from dlearn.events.rendezvous import Rendezvous
+from dlearn.join.columns import grouped
+from dlearn.join.matching import join_groups
 from dlearn.join.selection import once
+from dlearn.join.wire import peers_by_group
 from dlearn.trace import Trace
 
 _IN_VAIN = ("DistStoreError", "KeyboardInterrupt")
@@ -65,11 +72,10 @@ def _was_last(call: Rendezvous, trace: Trace) -> bool:
 @once
 def meetings(trace: Trace) -> tuple[Meeting, ...]:
     """Find every rendezvous in which processes wait, by their ranks."""
-    calls = defaultdict(list)
     by_rank = {process.rank: process for process in trace.processes}
-    for rank, call in sorted(open_rendezvous(trace).items()):
-        calls[_what(call), _count(by_rank[rank], call)].append(call)
-    return tuple(_meeting(together, times, trace) for (_, times), together in calls.items())
+    calls = [call for _, call in sorted(open_rendezvous(trace).items())]
+    met = grouped(calls, lambda call: (_what(call), _count(by_rank[call.rank], call)))
+    return tuple(_meeting(together, times, trace) for (_, times), together in met.items())
 
 
 def _meeting(calls: list[Rendezvous], times: int, trace: Trace) -> Meeting:
@@ -88,13 +94,11 @@ def _meeting(calls: list[Rendezvous], times: int, trace: Trace) -> Meeting:
         elif process.rank not in inside and _count(process, first) <= times:
             absent.append(Absent(who, process.rank))
     apart = len({call.group for call in calls}) > 1 and not (absent or unseen)
-    namesakes = []
-    for process in trace.processes:
-        last = process.rendezvous[-1] if process.rendezvous else first
-        if first.group and last.group == first.group and last.ranks != first.ranks:
-            namesakes.append(process.rank)
+    lasts = [process.rendezvous[-1] for process in trace.processes if process.rendezvous]
+    of_name = [last for last in lasts if first.group and last.group == first.group]
+    namesakes = tuple(last.rank for last in of_name if last.ranks != first.ranks)
     called = (tuple(calls), tuple(absent), tuple(unseen))
-    return Meeting(*called, bool(wanted), apart, tuple(namesakes))
+    return Meeting(*called, bool(wanted), apart, namesakes)
 
 
 def _what(call: Rendezvous) -> tuple[object, ...]:
@@ -119,3 +123,31 @@ def _people(call: Rendezvous, trace: Trace) -> dict[int | str, Process]:
             if made.as_rank is not None and bool(made.name) == bool(call.name):
                 found[made.as_rank] = process
     return found
+
+
+class GroupClash(msgspec.Struct, frozen=True):
+    """Groups of one name that met in one store, by their `members`, the ranks that made them.
+
+    In `crossed` the connection of the first rank goes to the second, no member of its group.
+    """
+
+    name: str
+    members: tuple[tuple[int, ...], ...]
+    crossed: tuple[tuple[int, int], ...]
+
+
+@once
+def group_clashes(trace: Trace) -> tuple[GroupClash, ...]:
+    """Find groups that share a name and the word in their store, and have different members."""
+    groups, peers = join_groups(trace.processes), peers_by_group(trace)
+    made: dict[tuple[str, str], dict[tuple[int, ...], None]] = defaultdict(dict)
+    crossed: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
+    for process in trace.processes:
+        for fact in process.groups.values():
+            key, members = (fact.name, fact.made), groups[process.rank, fact.name].members
+            if fact.made and fact.ranks:
+                made[key][members] = None
+                others = peers[process.rank, fact.name].difference(members)
+                crossed[key] += [(process.rank, other) for other in sorted(others)]
+    several = [(key, tuple(members)) for key, members in made.items() if len(members) > 1]
+    return tuple(GroupClash(key[0], members, tuple(crossed[key])) for key, members in several)

@@ -12,8 +12,7 @@ from dlearn.join.wording import ReasonKind, dtypes_text, tensors_text
 from dlearn.shown import first_few
 from dlearn.trace import Trace
 
-_NAMES_LISTED = 8
-"""Ranks in one sentence."""
+_NAMES_LISTED = 8  # Ranks in one sentence.
 _VALUES: dict[ReasonKind, tuple[str, Callable[[End], str]]] = {
     ReasonKind.DIFFERENT_SIZES: ("sizes", lambda end: f"{logical_bytes(end):,} B"),
     ReasonKind.DIFFERENT_DTYPES: ("dtypes", lambda end: dtypes_text(tensors_of(end))),

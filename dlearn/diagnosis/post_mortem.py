@@ -4,11 +4,10 @@ import math
 import re
 import signal
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from dlearn.diagnosis.group_checks import GroupClash, group_clashes
 from dlearn.diagnosis.hang_detection import (
     Mismatch,
     came_out,
@@ -22,19 +21,19 @@ from dlearn.diagnosis.hang_detection import (
 )
 from dlearn.diagnosis.hang_report import call_text, pace_text, report, whereabouts
 from dlearn.diagnosis.meeting_report import meeting_report
-from dlearn.diagnosis.meetings import meetings
+from dlearn.diagnosis.meetings import GroupClash, group_clashes, meetings
 from dlearn.diagnosis.mismatch_report import called_at, makers_text, mismatch_text
 from dlearn.diagnosis.roots import Root, Victim, WaitsFor, deadlock, follows_from, roots, victims
 from dlearn.diagnosis.training_report import training_sentences
 from dlearn.events.event import NOT_OBSERVED, Collective, PointToPoint
 from dlearn.events.event_table import NONE
 from dlearn.events.process import Process
+from dlearn.join.columns import grouped
 from dlearn.join.joining import operations
 from dlearn.shown import count_text, listed, waits
 from dlearn.trace import Trace
 
-_MOST_TOLD = 4
-"""Sentences about one kind of fault."""
+_MOST_TOLD = 4  # Sentences about one kind of fault.
 _NUMBER = re.compile(r" \d+$")
 """Of a group, behind what it is for: "PIPELINE_MODEL_PARALLEL_GROUP 43"."""
 
@@ -65,7 +64,7 @@ def story(trace: Trace) -> list[str]:
     odd = [f"Observed: {each}" for each in seen]
     if len(odd) > _MOST_TOLD:
         odd[_MOST_TOLD:] = [f"Observed: {len(odd) - _MOST_TOLD:,} more of this kind"]
-    fates = _fates(ended, trace)
+    fates = [*_fates(ended, trace)]
     told = [f"{sentence}." for sentence in (*fates, *stuck, *odd)]
     told[len(fates) : len(fates)] = training_sentences(trace)
     return told
@@ -82,17 +81,13 @@ def _order_of_ends(process: Process) -> tuple[bool, float]:
     return process.exit_status == -signal.SIGTERM, -math.inf
 
 
-def _fates(ended: Iterable[Process], trace: Trace) -> list[str]:
+def _fates(ended: Iterable[Process], trace: Trace) -> Iterator[str]:
     """Write "rank 2 raised OSError at train.py:9; likewise ranks 0, 1 and 3", each fate once."""
-    alike: dict[str, list[Process]] = defaultdict(list)
-    for process in ended:
-        alike[_fate(process, trace)].append(process)
-    texts = []
+    alike = grouped(ended, lambda process: _fate(process, trace))
     for text, (first, *others) in alike.items():
         ranks = sorted(each.rank for each in others)
         again = f"; likewise {trace.labels.together(ranks)}" if ranks else ""
-        texts.append(f"{first.label} {text}{again}")
-    return texts
+        yield f"{first.label} {text}{again}"
 
 
 def _fate(process: Process, trace: Trace) -> str:
@@ -128,20 +123,18 @@ def _refused_text(rank: int, trace: Trace) -> str:
     return ""
 
 
-def _lost_sends(trace: Trace) -> list[str]:
+def _lost_sends(trace: Trace) -> Iterator[str]:
     """Write "rank 0 ended without waiting for its send #1 of 80 B, which rank 1 never received"."""
-    texts = []
     for operation in operations(trace).unusual():
         send, receiver = operation.ends[0], operation.receiver
         unseen = send.op == "send" and send.ended_by == NOT_OBSERVED
         if unseen and receiver is not None and receiver in operation.missing:
             sent = f"its {call_text(send)} of {operation.payload_bytes:,} B"
             who, whom = trace.label(send.rank), trace.label(receiver)
-            texts.append(f"{who} ended without waiting for {sent}, which {whom} never received")
-    return texts
+            yield f"{who} ended without waiting for {sent}, which {whom} never received"
 
 
-def _failed_calls(trace: Trace) -> list[str]:
+def _failed_calls(trace: Trace) -> Iterator[str]:
     """Write "update() raised IndexError on w1; w0 called it by rpc_async (a.py:19), 2 times".
 
     The exception of a rpc_sync is raised into the caller.
@@ -153,12 +146,10 @@ def _failed_calls(trace: Trace) -> list[str]:
         if call is not None and error and call.op != "rpc_sync":
             callee = operation.ends[-1].rank
             failed[call.function, error, callee, call.rank, call.op, call.site] += 1
-    texts = []
     for (function, error, dst, caller, op, site), times in failed.items():
         by = f"{trace.label(caller)} called it by {op} ({site})"
         again = f", {times:,} times" if times > 1 else ""
-        texts.append(f"{function}() raised {error} on {trace.label(dst)}; {by}{again}")
-    return texts
+        yield f"{function}() raised {error} on {trace.label(dst)}; {by}{again}"
 
 
 def _clash_sentence(clash: GroupClash, trace: Trace) -> str:

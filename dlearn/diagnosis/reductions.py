@@ -20,6 +20,7 @@ from dlearn.events.event_table import NONE
 from dlearn.events.job_facts import DdpModel, OptimizerMade
 from dlearn.events.mpi_facts import OtherMpiCall
 from dlearn.events.process import Process
+from dlearn.join.columns import grouped
 from dlearn.join.ends import logical_bytes
 from dlearn.join.gradients import passes
 from dlearn.join.matching import join_groups
@@ -99,10 +100,7 @@ class Unsent(msgspec.Struct, frozen=True):
 @once
 def phases(trace: Trace) -> defaultdict[tuple[int, str], list[PhaseSpan]]:
     """Return the phases of each rank, by rank and kind, in the order of their start."""
-    found: defaultdict[tuple[int, str], list[PhaseSpan]] = defaultdict(list)
-    for span in trace.of(PhaseSpan):
-        found[span.rank, span.phase].append(span)
-    return found
+    return grouped(trace.of(PhaseSpan), lambda span: (span.rank, span.phase))
 
 
 def forwards_of(trace: Trace, rank: int, model: int | None) -> list[PhaseSpan]:
@@ -210,10 +208,7 @@ def backwards_of(trace: Trace, rank: int, model: int | None) -> list[Backward]:
 @once
 def gradient_steps(trace: Trace) -> tuple[GradientStep, ...]:
     """Find what became of the gradients of each optimizer step, by rank and time."""
-    found: list[GradientStep] = []
-    for process in trace.processes:
-        found += _steps_of(trace, process)
-    return tuple(found)
+    return tuple(step for process in trace.processes for step in _steps_of(trace, process))
 
 
 def _steps_of(trace: Trace, process: Process) -> Iterator[GradientStep]:
@@ -330,10 +325,8 @@ def _may_average(trace: Trace, found: Unreduced) -> bool:
 def repeated(trace: Trace) -> tuple[Repeated, ...]:
     """Find optimizers before each of whose steps gradients were reduced as often, and not once."""
     found: dict[tuple[object, ...], Repeated] = {}
-    by_optimizer: dict[tuple[object, ...], list[GradientStep]] = defaultdict(list)
-    for step in gradient_steps(trace):
-        by_optimizer[step.optimizer, step.rank, step.model].append(step)
-    for steps in by_optimizer.values():
+    by_optimizer = attrgetter("optimizer", "rank", "model")
+    for steps in grouped(gradient_steps(trace), by_optimizer).values():
         first, count = steps[0], len(steps)
         same = all(each.again and each.reduced == first.reduced for each in steps)
         if same and count > 1 and first.reduced > 1:

@@ -47,8 +47,7 @@ class WaitsFor(msgspec.Struct, frozen=True):
     other: int
 
 
-Chain = tuple[WaitsFor, ...]
-"""Each waits for the next one's rank."""
+Chain = tuple[WaitsFor, ...]  # Each waits for the next one's rank.
 
 
 class Victim(msgspec.Struct, frozen=True):

@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 from dlearn.analysis.ddp.overlap import Leg, critical_path
 from dlearn.analysis.ddp.step_clock import on_device
 from dlearn.analysis.ddp.training_steps import COMPUTED, training_steps
-from dlearn.draw.canvas import Box, draw_boxes, draw_lines, points, points_per_ms, write
+from dlearn.draw.canvas import Box, Style, draw_boxes, draw_lines, points, points_per_ms, write
 from dlearn.draw.palette import FAINT, INK, LANE, MISSING, TEXT_PT, WAITING_HATCH, Color, Look, ink_on, look, text_width
 from dlearn.draw.timeline_layout import TOLERANCE
 from dlearn.draw.timeline_model import Bar, TimelineModel, is_collective
@@ -28,10 +28,6 @@ _MOST_BARS = 400  # More have no labels, and are not widened.
 _MOST_LINES = 24  # Operations whose last rank is marked.
 _LAST_RANK: dict[str, Any] = {"linewidth": 0.9, "linestyle": (0, (2, 2))}
 _CALL_BY_RPC = look("rpc_sync")
-
-
-def legend_key(label: str, face: str, edge: str, hatch: str = "") -> Patch:
-    return Patch(facecolor=face, edgecolor=edge, hatch=hatch, linewidth=0.4, label=label)
 
 
 class TimelineMark:
@@ -82,7 +78,7 @@ class CallBars(TimelineMark):
         if longest is not None:
             bar, left, until, _, top, bottom = longest
             time, at = time_text(bar.waited_ns), ((left + until) / 2, (top + bottom) / 2)
-            if text_width(time, bold=True) + 12 < (until - left) * points_per_ms(ax):
+            if text_width(time, bold=True) + 1 < (until - left) * points_per_ms(ax):
                 style: dict[str, Any] = {"ha": "center", "zorder": 6, "fontweight": "bold"}
                 write(ax, *at, time, on=LANE, gid="longest wait", **style)
             else:
@@ -94,7 +90,8 @@ class CallBars(TimelineMark):
         families: dict[str, dict[str, None]] = defaultdict(dict)
         for each in looks:
             families[each.color][each.family] = None
-        return [legend_key(first_few([*names], 3), color, ink_on(color)) for color, names in families.items()]
+        labels = {color: first_few([*names], 3) for color, names in families.items()}
+        return [Style(label, color, ink_on(color)).key() for color, label in labels.items()]
 
     def notes(self, ax: Axes) -> list[str]:
         if not any(ranks[1:] for ranks in self.model.groups.values()):
@@ -130,7 +127,7 @@ class Waits(TimelineMark):
         waits = " or ".join(dict.fromkeys(_awaited(bar) for bar in self.model.bars if bar.waited_ns > 0))
         if waits or any(bar.last_arrival_ns > bar.start_ns for bar in self.model.bars):
             label = f"waits for {waits}" if waits else "waits"
-            handles.append(legend_key(label, "white", FAINT, WAITING_HATCH))
+            handles.append(Style(label, "white", FAINT, WAITING_HATCH).key())
         if 0 < len(self.awaited) <= _MOST_LINES:
             label = "the last rank has come"
             handles.append(Line2D([], [], color=FAINT, marker=">", markersize=6, label=label, **_LAST_RANK))

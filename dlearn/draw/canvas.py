@@ -1,5 +1,6 @@
 """What all pictures share: new axes, text that no name can break, and the frame of title, legend and notes."""
 
+import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -26,15 +27,11 @@ _SMALL_IN = 400 / 96
 Box = tuple[float, float, float, float]  # Left, right, top, bottom.
 _Given = ParamSpec("_Given")
 _width_in = ContextVar("inches that a new figure is wide", default=WIDTH_IN)
+width_in = _width_in.get
 MOST_PROBLEMS = 2  # Problems in the notes below a picture; the others are counted.
 _POINTS = 72
 _NARROWEST_NAME_PT = 90.0
 _LINE = 1.45  # Inches of text lines: font size times this.
-
-
-def width_in() -> float:
-    """Return the inches that a new figure is wide."""
-    return _width_in.get()
 
 
 @contextmanager
@@ -55,16 +52,11 @@ def for_cells(picture: Callable[_Given, Axes]) -> Callable[_Given, Axes]:
         ax = picture(*given, **options)
         figure = figure_of(ax)
         if isinstance(figure, Drawing) and options.get("ax") is None and width_in() == WIDTH_IN:
-            figure.narrow = partial(_for_a_column, picture, *given, **options)
+            figure.narrow = partial(small()(picture), *given, **options)
             figure.titled = finding_of(figure)
         return ax
 
     return drawn
-
-
-def _for_a_column(picture: Callable[..., Axes], *given: Any, **options: Any) -> Axes:
-    with small():
-        return picture(*given, **options)
 
 
 class _Axes(Axes):
@@ -92,10 +84,13 @@ def frame(
     """Put the finding above, legend and notes below; `above_in` and `below_in` are what the axes' own labels take.
 
     Legend and notes become part of the picture's description. A figure of `new_axes` grows by them; one that the
-    reader brought along keeps its size. The names that are `marked` become bold, in these colours.
+    reader brought along keeps its size. The names that are `marked` become bold, in these colours, as do
+    those of rows and columns that the title says.
     """
-    for text in [*ax.get_xticklabels(), *ax.get_yticklabels(), *ax.texts]:
-        if marked and text.get_text() in marked:
+    names = [*ax.get_xticklabels(), *ax.get_yticklabels()]
+    marked = said(title, (name.get_text() for name in names)) | dict(marked or {})
+    for text in [*names, *ax.texts]:
+        if text.get_text() in marked:
             text.set(color=marked[text.get_text()], fontweight="bold")
     figure = figure_of(ax)
     grows = figure if isinstance(figure, Drawing) and not figure.framed else None
@@ -123,6 +118,12 @@ def frame(
         grows.set_figheight(whole)
         ax.set_position((box.x0, (below + 0.08) / whole, box.width, height / whole))
     return ax
+
+
+def said(title: str, names: Iterable[str]) -> dict[str, Color]:
+    """Return those of the names that the title says, as `frame` marks them; numbers of a scale are none."""
+    own = [name for name in names if name[:1].isalpha()]
+    return {name: INK for name in own if re.search(rf"\b{re.escape(name)}\b", title, re.IGNORECASE)}
 
 
 def never_came(trace: Trace) -> list[int]:

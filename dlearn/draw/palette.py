@@ -29,6 +29,7 @@ _ROUNDED = 1.025  # A line may become so much wider on a screen: letters begin a
 INK = "#222222"
 FAINT = "#707070"
 LANE = "#f4f4f4"
+WORK = "#7a9a3a"  # The late part of a backward pass, in a pipeline that splits it.
 WORKS = FORWARD, BACKWARD = "#dbe6c3", "#a3bd70"  # Computing, and spans of one kind and the next.
 OPTIMIZER = "#c9c49a"
 GROUNDS = {"forward": "#eef3e2", "backward": "#d3e2b4", "optimizer": "#e3e0c4"}

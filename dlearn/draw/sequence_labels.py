@@ -248,8 +248,7 @@ class BlockBuilder:
         shown = tuple(plain(head, most=200) for head in heads)
         over = min(columns, default=0), max(columns, default=0)
         bar, stuck = plain(bar, most=120), bool(self._stuck(operation))
-        phase = operation.ends[0].phase
-        phase = "" if phase == "none" else phase
+        phase = operation.ends[0].phase.removeprefix("none")
         return Block(look_of(operation), phase, shown, tuple(rows), bar, over, stuck)
 
     def _stuck(self, operation: Operation) -> tuple[str, ...]:

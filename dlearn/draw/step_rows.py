@@ -182,8 +182,7 @@ def _ranks_shown(shown: Sequence[BucketTime]) -> set[int]:
 def _pass_text(shown: Sequence[BucketTime]) -> str:
     """Return "step 1: 3 buckets, rebuilt as gradients came"."""
     mine = [each for each in shown if each.rank == shown[0].rank]
-    rebuilt = "rebuilt as gradients came"
-    built = "as first built" if mine[0].built == "first" else rebuilt
+    built = "as first built" if mine[0].built == "first" else "rebuilt as gradients came"
     return f"{mine[0].title}: {count_text(len(mine), 'bucket')}, {built}"
 
 

@@ -6,15 +6,14 @@ from typing import Any
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 
 from dlearn.analysis.ddp.step_times import step_times
 from dlearn.analysis.findings import hang_finding, hang_title, traffic_finding
 from dlearn.analysis.telling.explanations import network_sentences, problem_sentences
 from dlearn.analysis.volume.traffic import traffic
 from dlearn.draw import canvas
-from dlearn.draw.call_marks import CallBars, CriticalPath, Outcomes, TimelineMark, Waits, legend_key
-from dlearn.draw.canvas import Box, draw_arrow, in_legend, points_per_ms
+from dlearn.draw.call_marks import CallBars, CriticalPath, Outcomes, TimelineMark, Waits
+from dlearn.draw.canvas import Box, Style, draw_arrow, in_legend, points_per_ms
 from dlearn.draw.palette import FAINT, GROUNDS, INK, LANE, WORKS, plain, text_width
 from dlearn.draw.timeline_layout import MOST_ARROWS, SPAN_IN, STRIP_IN, height_in
 from dlearn.draw.timeline_model import MOST_BARS, MOST_SPAN_ROWS, Bar, TimelineModel, stem_of, wait_text
@@ -141,8 +140,11 @@ class Spans(TimelineMark):
         for span, _, shade in self.model.spans:
             if shade is not None:
                 names[shade][stem_of(span)] = None
-        labels = {shade: f"span without calls: {', '.join(stems)}" for shade, stems in sorted(names.items())}
-        return [legend_key(plain(label.removesuffix(": ")), WORKS[shade], FAINT) for shade, label in labels.items()]
+        styles = []
+        for shade, stems in sorted(names.items()):
+            label = f"span without calls: {', '.join(stems)}".removesuffix(": ")
+            styles.append(Style(plain(label), WORKS[shade], FAINT))
+        return [style.key() for style in styles]
 
     def notes(self, ax: Axes) -> list[str]:
         notes = []
@@ -169,7 +171,8 @@ class Computing(TimelineMark):
 
     def legend(self) -> list[Artist]:
         phases = dict.fromkeys(span.phase for span in self.model.phases)
-        return [legend_key(phase, GROUNDS[phase], FAINT) for phase in GROUNDS if phase in phases]
+        styles = [Style(phase, GROUNDS[phase], FAINT) for phase in GROUNDS if phase in phases]
+        return [style.key() for style in styles]
 
 
 class Gradients(TimelineMark):
@@ -184,8 +187,7 @@ class Gradients(TimelineMark):
         canvas.draw_lines(ax, ticks, colors=INK, linewidths=0.8, zorder=1.5, gid="gradients")
 
     def legend(self) -> list[Artist]:
-        marker = Line2D([], [], color=INK, marker="|", linestyle="", markersize=7, label="a gradient is ready")
-        return [marker] if self.model.gradients else []
+        return [Style("a gradient is ready", INK, marker="|").key()] if self.model.gradients else []
 
     def notes(self, ax: Axes) -> list[str]:
         return _too_many(self.model.gradients_left_out, "gradient")
@@ -232,7 +234,7 @@ class MessageArrows(TimelineMark):
         if model.control:
             notes.append(f"{count_text(model.control, 'control call')} that RPC makes for itself, not drawn.")
         if model.hidden:
-            asked = ": arrows=True, or --arrows, draws them" * (model.sums.derived_arrows <= MOST_ARROWS)
+            asked = ": arrows=True, or --arrows, draws them" * (model.sums.arrows["derived"] <= MOST_ARROWS)
             notes.append(f"{count_text(model.hidden, 'derived message')} without arrows{asked}.")
         if any(flow.how == "derived" for flow in model.arrows):
             whose = f"{traffic(model.trace).derived_from}'s"

@@ -141,8 +141,8 @@ def arrows_of(
     An arrow stands for a step if all steps have room, else for all messages of an operation between two ranks: it means
     the same in the whole picture. `derived` messages have arrows if asked for.
     """
-    everything = sums.count if derived else sums.count - sums.derived
-    if sums.arrows - (0 if derived else sums.derived_arrows) > MOST_ARROWS:
+    everything = sums.count.total() - (0 if derived else sums.count["derived"])
+    if sums.arrows.total() - (0 if derived else sums.arrows["derived"]) > MOST_ARROWS:
         return [], everything
 
     def is_shown(message: Message) -> bool:
@@ -151,9 +151,9 @@ def arrows_of(
         return timed and message.src in ranks and message.dst in ranks and asked_for and not message.control
 
     sent = [message for operation in shown for message in messages_of(operation) if is_shown(message)]
-    drawn = flows(sent, by_step=True)
+    drawn = [*flows(sent, by_step=True)]
     if not _steps_have_room(drawn, points_per_ns):
-        drawn = flows(sent, by_step=False)
+        drawn = [*flows(sent, by_step=False)]
     if len(drawn) > MOST_ARROWS:
         return [], everything
     observed = [flow for flow in drawn if flow.how != "derived"]

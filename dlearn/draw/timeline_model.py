@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from dlearn.analysis.findings import absent_texts, hang_finding, stuck_reasons
-from dlearn.analysis.replay.local_activity import spans_without_calls
+from dlearn.analysis.replay.local_activity import PASSES, spans_without_calls
 from dlearn.analysis.volume.flows import count_messages
 from dlearn.draw import canvas
 from dlearn.draw.canvas import width_in
@@ -68,7 +68,7 @@ class TimelineModel:
         self.sums = count_messages(shown, set(everyone))
         scale = _LANES_WIDTH * 72 * width_in() / length_ns
         self.arrows, self.no_room = arrows_of(drawn, [*self.groups], self.sums, points_per_ns=scale, derived=derived)
-        self.hidden = 0 if derived else self.sums.derived
+        self.hidden = 0 if derived else self.sums.count["derived"]
         self.start_up = len(begun)  # Calls that RPC made before the program's first.
         self.control = len(drawn) - len(called)
         """Calls that RPC makes for itself."""
@@ -200,8 +200,9 @@ def _window(trace: Trace, calls: Calls, from_ns: int | None) -> tuple[int, int]:
 
 
 def stem_of(span: Span) -> str:
-    """Return "F" of "F0", "F1" and "F2"."""
-    return span.name.strip("0123456789 ")
+    """Return "load" of "load 0" and "load 1", and "forward pass" of a pipeline's "F0"."""
+    stem = span.name.strip("0123456789 ")
+    return PASSES.get(stem, stem)
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,10 @@ _LAYER_PT = 66.0  # Between the layers of a tree.
 _LONGEST_PT = 250.0  # Between two ranks that stand side by side.
 _FLATTEST = 1.75
 _ALONG = (50, 42, 58, 34, 66, 27, 73, 20, 80)  # Percent of an arrow: where its label may be.
+Middles = dict[int, Point]  # Of the box of each lane.
+STAGE_WIDTH, _HEAD = 760.0, 24.0  # Of the player's stage, and above a box for its name, in pixels.
+_BOXES = ((4, 132.0, 92.0), (8, 108.0, 78.0), (16, 76.0, 62.0), (math.inf, 24.0, 18.0))
+"""For up to so many ranks: width and height of a box, in pixels."""
 
 
 class Spot(NamedTuple):
@@ -113,8 +117,9 @@ def traffic_graph(trace: Trace, *, ax: Axes | None = None) -> Axes:
         ink = line_color(arrow.how)
         canvas.write(ax, x, y, arrow.label, on="white", pad=0.5, zorder=4, ha="center", color=ink)
     notes = [*([f"{traffic_finding(sent)}."] if hang else []), *_notes(sent, arrows, labelled=labels is not None)]
-    marked = {names[rank]: MISSING for rank in canvas.never_came(trace) if rank in names}
     title, key = hang or traffic_finding(sent), legend(arrows)
+    red = {names[rank]: MISSING for rank in canvas.never_came(trace) if rank in names}
+    marked = canvas.said(title, names.values()) | red
     return canvas.frame(ax, title=title, legend=key, notes=notes, below_in=0.08, marked=marked)
 
 
@@ -263,6 +268,30 @@ def place_ranks(names: Mapping[int, str], pairs: Sequence[Pair], size: Point) ->
     for rank, (across, up) in zip(around, offsets, strict=True):
         places[rank] = Spot((center[0] + wide * across, center[1] + high * up), halves[rank])
     return places
+
+
+def spots_of(lanes: Sequence[int], pairs: Collection[Pair]) -> tuple[Middles, float, float]:
+    """Place the player's lanes by who sends to whom; return a box's width and height, too."""
+    _, wide, high = next(box for box in _BOXES if len(lanes) <= box[0])
+    hub = hub_of(lanes, pairs)
+    around = [lane for lane in lanes if lane != hub]
+    row = [around[0], hub, around[1]] if hub is not None and len(around) == 2 else [*lanes]
+    places = {lane: place for place, lane in enumerate(row)}
+    neighbours = bool(pairs) and all(abs(places[src] - places[dst]) == 1 for src, dst in pairs)
+    if len(row) <= 2 or (neighbours and len(row) <= 8):
+        gap = min(320.0, STAGE_WIDTH / max(1, len(row)))
+        left, y = (STAGE_WIDTH - gap * len(row)) / 2, high / 2 + _HEAD
+        middles = {lane: (left + gap * (place + 0.5), y) for lane, place in places.items()}
+        return middles, max(24.0, min(wide, gap - 110)), high
+    least = high + 60 if hub is None else 2 * high + 130
+    around_pt = len(around) * (high + (8 if len(lanes) > 16 else 40))
+    tall = max(0.32 * STAGE_WIDTH, around_pt / math.pi, least)
+    across, down = min(STAGE_WIDTH / 2 - wide / 2 - 12, 1.5 * tall), tall / 2
+    center = STAGE_WIDTH / 2, down + high / 2 + _HEAD
+    middles = {} if hub is None else {hub: center}
+    for lane, (right, up) in zip(around, on_circle(len(around)), strict=True):
+        middles[lane] = center[0] + across * right, center[1] - down * up
+    return middles, wide, high
 
 
 def bend_of(pair: Pair, pairs: Collection[Pair]) -> float:

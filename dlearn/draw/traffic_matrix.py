@@ -1,6 +1,7 @@
 """The traffic matrix: how many bytes each rank sent to each other rank."""
 
 from collections.abc import Callable, Collection
+from itertools import product
 from typing import Any, Literal
 
 from matplotlib.axes import Axes
@@ -68,10 +69,9 @@ def draw_cells(ax: Axes, sent: Matrix) -> None:
     """Draw the cells, the darker the more bytes; white where a rank sends itself nothing."""
     count = len(sent.ranks)
     boxes, faces = [], []
-    for row, src in enumerate(sent.ranks):
-        for column, dst in enumerate(sent.ranks):
-            boxes.append((column, column + 1, row, row + 1))
-            faces.append(_shade(sent, src, dst))
+    for (row, src), (column, dst) in product(enumerate(sent.ranks), repeat=2):
+        boxes.append((column, column + 1, row, row + 1))
+        faces.append(_shade(sent, src, dst))
     canvas.draw_boxes(ax, boxes, facecolors=faces, edgecolors="white", linewidths=1, gid="cells")
     ax.set(xlim=(0, count + _margin(count)), ylim=(count + _margin(count), 0))
 
@@ -151,13 +151,12 @@ def _size_that_fits(ax: Axes, sent: Matrix, text: Callable[[int], str]) -> float
 def _write_all(ax: Axes, sent: Matrix, text: Callable[[int], str], size: float) -> None:
     count = len(sent.ranks)
     style: dict[str, Any] = {"ha": "center", "fontsize": size}
-    for row, src in enumerate(sent.ranks):
-        for column, dst in enumerate(sent.ranks):
-            sent_bytes = sent.sizes.get((src, dst), 0)
-            if src != dst or (src, dst) in sent.sizes:
-                ink = palette.black_or_white(_shade(sent, src, dst), palette.ON_SHADE) if sent_bytes else FAINT
-                shown = text(sent_bytes) if sent_bytes else "·"
-                canvas.write(ax, column + 0.5, row + 0.5, shown, color=ink, **style)
+    for (row, src), (column, dst) in product(enumerate(sent.ranks), repeat=2):
+        sent_bytes = sent.sizes.get((src, dst), 0)
+        if src != dst or (src, dst) in sent.sizes:
+            ink = palette.black_or_white(_shade(sent, src, dst), palette.ON_SHADE) if sent_bytes else FAINT
+            shown = text(sent_bytes) if sent_bytes else "·"
+            canvas.write(ax, column + 0.5, row + 0.5, shown, color=ink, **style)
     beside = count + _SUM / 2
     for place, (out, into) in enumerate(zip(*_sums(sent), strict=True)):
         canvas.write(ax, beside, place + 0.5, text(out), **style)

@@ -2,8 +2,7 @@
 
 torch's C++ agent tells at log level -1 what it does, on stderr. A filter takes these lines out again, into a file
 beside the trace, and hands on everything else, byte for byte: in a cluster the notebook's process does that, for a
-script this very file runs as a small process (so it imports nothing but the standard library). No line is lost,
-whatever ends the job. The log names no kind of message; rpc_kinds.py infers it.
+script this very file as a small process (so it imports nothing but the standard library).
 
 torch 2.13 prints the wall clock's whole seconds and the *monotonic* clock's fraction. The fraction is exact and the
 second is not: it may be the one before, and the clock may be set. So the filter stamps what it reads with its
@@ -39,10 +38,7 @@ _BEGUN = re.compile(rb"\[(?:r[^\n]*|[VIWEF][^\n]*)?\Z")
 
 
 class Filter:
-    """Takes the agent's lines out of a stream of bytes and hands on the rest.
-
-    Log lines that torch would not have written at its own level, `shown` (1: warnings), are taken out as well.
-    """
+    """Takes the agent's lines out of bytes, and log lines below torch's own level, `shown`."""
 
     def __init__(self, *, shown: int = 1, empty_ns: int = 0) -> None:
         self._shown = shown
@@ -170,15 +166,11 @@ def widen(pipe: int) -> None:
 
 
 def log_path(trace_file: Path) -> Path:
-    """Return the path of the agent's log of this process."""
     return trace_file.with_name(trace_file.stem + SUFFIX)
 
 
 def copy(source: int, out: int, log: int, *, shown: int, empty_ns: int) -> None:
-    """Read `source` to its end; log lines into `log`, the rest into `out` (all are file descriptors).
-
-    Log lines that cannot be written are counted, and `out` is told at the end.
-    """
+    """Read `source` to its end; log lines go into `log`, the rest, and what is lost, into `out`."""
     sieve = Filter(shown=shown, empty_ns=empty_ns)
     while True:
         asked_ns = time.monotonic_ns()

@@ -15,8 +15,7 @@ from typing import NamedTuple
 from dlearn.events.job_facts import ClockReading, DeviceReading, DeviceTime
 
 SLEW = 500e-6
-"""The assumed drift of two clocks of which only one reading is known. Linux corrects a clock's
-frequency by at most 500 ppm (adjtimex(2))."""
+"""The assumed drift of two clocks of which one reading is known: Linux's limit (adjtimex(2))."""
 APART_NS = 1_000_000_000
 """Two readings nearer than that tell no drift: their own errors would be most of it."""
 NEARLY = 2  # A reading is nearly as good as the best one up to so many times its error.
@@ -98,10 +97,7 @@ def _through(name: str, one: tuple[int, int, int], other: tuple[int, int, int]) 
 
 
 class DeviceSpan(NamedTuple):
-    """The time in which a GPU did what an event launched, on the trace's clock.
-
-    Both times may be wrong by `error_ns` against the host.
-    """
+    """When a GPU did what an event launched, on the trace's clock; both give or take `error_ns`."""
 
     start_ns: int
     end_ns: int

@@ -261,8 +261,8 @@ class PhaseSpan(Event, tag="stretch", frozen=True, kw_only=True):
 
 
 class Span(Event, tag="span", frozen=True, kw_only=True):
-    """A span named by the user, `with dlearn.span("step 3"):`, a `record_function` of the program
-    (`of_profiler`), or the wait of a call `held` at a gate."""
+    """A span of the user, `with dlearn.span("step 3"):`, or the wait of a call `held` at a gate.
+    `of_profiler`: a `record_function` of the program, or a pass of torch's pipeline schedules."""
 
     name: str
     held: str = ""

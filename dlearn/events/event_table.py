@@ -66,10 +66,9 @@ class EventTable:
     def column(self, name: str) -> Column:
         """Return the number `name` of every row, NONE where an event has no such number of its own.
 
-        `table.column("call")[table.is_a(RpcCall)]` are the call numbers of the RPCs, row by row.
-        The names are the fields in `Event.own` that hold one number: "seq", "backward", "call",
-        "handed_ns", "arrived_ns", "returned_ns", "run", "context", "message", "node". Every other
-        field is the same for all rows that repeat an event: `of_firsts` answers for it.
+        `table.column("call")[table.is_a(RpcCall)]` are the call numbers of the RPCs. The names are
+        the fields in `Event.own` that hold one number: "seq", "backward", "call", "run", ... Every
+        other field is the same for all rows that repeat an event: `of_firsts` answers for it.
         """
         found = self.own.get(name)
         return np.full(len(self), NONE) if found is None else found
@@ -85,7 +84,6 @@ class EventTable:
         return self.column("backward")
 
     def part(self, chosen: Rows | Mask) -> EventTable:
-        """Return a table of some of these rows."""
         columns = {name: getattr(self, name)[chosen] for name in _COLUMNS}
         own = {name: column[chosen] for name, column in self.own.items()}
         return EventTable(self.firsts, **columns, own=own)
@@ -96,7 +94,6 @@ class EventTable:
         return np.asarray(answers[self.like])
 
     def is_a(self, *kinds: type[Event]) -> Mask:
-        """Return whether each row is of these classes."""
         return self.of_firsts(lambda first: isinstance(first, kinds))
 
     @cached_property
@@ -293,12 +290,10 @@ class Events(Lazy[Event]):
         return self.table.made(self.rows[indices])
 
     def of(self, *kinds: type[Kind]) -> list[Kind]:
-        """Return the events of these classes."""
         found: list[Any] = self.table.made(self.rows[self.table.is_a(*kinds)[self.rows]])
         return found
 
     def has(self, *kinds: type[Event]) -> bool:
-        """Return whether there is an event of these classes."""
         return bool(self.table.is_a(*kinds)[self.rows].any())
 
     def counts(self) -> list[tuple[Event, int]]:

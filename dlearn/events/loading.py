@@ -3,7 +3,6 @@
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -23,19 +22,13 @@ NAMES_SHOWN = 8
 Files = list[ProcessFile]
 
 
-@dataclass(frozen=True)
-class JobFiles:
-    """One attempt of a job. `problems` says in words what is damaged or missing."""
+def load_job(
+    paths: Sequence[Path], attempt: int | None
+) -> tuple[tuple[Process, ...], EventTable, list[str]]:  # fmt: skip
+    """Read the files in these folders: of a restarted job this attempt, by default the last.
 
-    path: Path
-    processes: tuple[Process, ...]
-    events: EventTable
-    clocks: int
-    problems: list[str]
-
-
-def load_job(paths: Sequence[Path], attempt: int | None) -> JobFiles:
-    """Read the files in these folders: of a restarted job this attempt, by default the last."""
+    Return also what is damaged or missing, in words.
+    """
     path = paths[0]
     files, problems = _read_any(paths)
     problems += readers.notes([file.imported for file in files if file.imported is not None])
@@ -48,7 +41,7 @@ def load_job(paths: Sequence[Path], attempt: int | None) -> JobFiles:
         problems += file.problems
     world = _world_size(files)
     _assign_ranks(files, world, problems)
-    clocks = _align(files)
+    _align(files)
     by_rank = sorted(files, key=lambda file: file.rank)
     # Of events that start at the same moment, the lower rank's and number's stay first.
     table = joined([table for file in by_rank for table in file.tables()])
@@ -56,7 +49,7 @@ def load_job(paths: Sequence[Path], attempt: int | None) -> JobFiles:
     _agree_on_names(processes, table.firsts)
     problems += _missing_processes(path, files, world)
     problems += left_out(files)
-    return JobFiles(path, tuple(processes), table, clocks, problems)
+    return tuple(processes), table, problems
 
 
 def _read_any(paths: Sequence[Path]) -> tuple[Files, list[str]]:
@@ -134,8 +127,7 @@ def _jobs(file: ProcessFile) -> set[str]:
 def _attempts(files: Files) -> list[Files]:
     """Return the files of each attempt, in order: torchrun restarts all when one process fails.
 
-    Without restarts, processes that met, in a default group or by RPC, are of one attempt. One that
-    met no other is of the last attempt that began before it.
+    Without restarts, processes that met are of one attempt, others of the last that began before.
     """
     restarts = sorted({file.header.restart for file in files})
     if len(restarts) > 1:
@@ -229,8 +221,8 @@ def _own_ranks(files: Files) -> list[int | None]:
     return list(ids) if clash and not given else ranks
 
 
-def _align(files: Files) -> int:
-    """Move the events of all files to one clock. Return how many clocks there are."""
+def _align(files: Files) -> None:
+    """Move the events of all files to one clock."""
     readings: dict[str, list[ClockReading]] = defaultdict(list)
     for file in files:
         readings[file.clock_name] += file.clocks
@@ -244,7 +236,6 @@ def _align(files: Files) -> int:
         for file in files:
             if file.clock_name == name:
                 file.move(clock)
-    return len(readings)
 
 
 def _missing_processes(path: Path, files: Files, world: int) -> list[str]:

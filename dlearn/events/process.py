@@ -25,7 +25,6 @@ class Process:
     sockets: dict[int, Socket] = field(default_factory=dict)
     worker: Worker | None = None  # Of a process that uses RPC: its name and id there.
     rendezvous: list[Rendezvous] = field(default_factory=list)
-    """Where it waited for other processes to come, in order."""
     not_measured: str = ""  # Why the bytes on the wire are not known; empty where they are.
     heartbeat: Heartbeat | None = None
     """Where the program was when it had done nothing for a while."""

@@ -8,11 +8,10 @@ from dlearn.events.event import Count, Event
 
 
 class Rendezvous(Event, tag="rendezvous", frozen=True, kw_only=True):
-    """A process waits here for others: for all `ranks`, all of `size`, or the workers `names`.
+    """A process waits here for others: all `ranks`, all of `size` (0: not known), workers `names`.
 
     `op` is the call as the program wrote it: init_process_group, rpc.shutdown, Split. `group` is
-    the name of the group that is made; members that name it differently do not meet. The process
-    comes `as_rank`; for RPC, by its `name`. A `size` of 0 is not known.
+    the name of the group that is made. The process comes `as_rank`; for RPC, by its `name`.
     """
 
     op: str

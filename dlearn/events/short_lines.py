@@ -73,10 +73,7 @@ class Remembered:
         self._numbers: dict[tuple[Any, ...], int] = {}
 
     def begin(self, kind: type[Event], facts: dict[str, Any]) -> tuple[bytes | None, tuple[Any, ...] | None]:
-        """Return the short line of an event, or None, and what `remember` wants if it is None.
-
-        Both are None if no event can repeat this one.
-        """
+        """Return an event's short line or None, and what `remember` wants then if it can repeat."""
         if kind.own is None:
             return None, None
         # This runs for every call: it takes what is its own out of the hook's dict itself.
@@ -106,7 +103,6 @@ class Remembered:
         return _encode((like, number, start_ns, inside, *numbers)) + b"\n", None
 
     def remember(self, pattern: tuple[Any, ...], number: int) -> None:
-        """Note that event `number` stands in the file."""
         if len(self._numbers) >= MOST_REMEMBERED:
             self._numbers.clear()
         self._numbers[pattern] = number

@@ -1,9 +1,6 @@
 """Where a new recorder begins: `Source`, what it reports to (`Emit`), and its kinds of events in files and readers.
 
 docs/new-recorder.md walks through one, dlearn/sources/tcp_store.py.
-
-A file names the kinds of a Source that is not dlearn's own, with their columns, before the first event of them. Who
-reads it and has not installed the Source is told how many events were left out.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,7 +19,6 @@ ENTRY_POINTS = "dlearn.sources"
 """The group of entry points by which an installed package offers its Sources."""
 
 OFF_BY_DEFAULT = {"memory": "dlearn.sources.memory:SOURCE", "tcp_store": "dlearn.sources.tcp_store:SOURCE"}
-"""dlearn's own Sources that are turned on by their name."""
 
 Undo = Callable[[], None]
 Step = tuple[int, int, int, int, int]
@@ -74,7 +70,6 @@ class ServiceCall(Event, frozen=True, kw_only=True):
 
     @property
     def seq(self) -> int:
-        """Return its number in its process."""
         return self.number
 
 

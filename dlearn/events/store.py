@@ -47,7 +47,6 @@ class ProcessFile(Process):
 
     events: dict[int, Event] = field(default_factory=dict)
     short: EventTable = field(default_factory=lambda: of_events(()))
-    """Those of short lines, by number."""
     kinds: dict[str, type[Event] | str] = field(default_factory=dict)
     """Of Sources that are not dlearn's own: the class, or the name of a Source that is not installed here."""
     unknown: dict[int, str] = field(default_factory=dict)
@@ -99,10 +98,7 @@ class ProcessFile(Process):
 
 
 def read(path: Path) -> ProcessFile:
-    """Read one process's file. A damaged line is left out and named; a bad header is a TraceError.
-
-    Strings are `printable`: each fits into a sentence and moves no cursor.
-    """
+    """Read one process's file. A damaged line is left out and named, a bad header a TraceError."""
     blocks = _blocks(path)
     file = ProcessFile(path, _read_header(path, next(blocks, b"")))
     damage, lines = _read_lines(file, blocks)
@@ -162,6 +158,12 @@ def _take_lines(file: ProcessFile, lines: dict[int, bytes], damage: Damage) -> I
     for number, line in lines.items():
         if len(damage) >= MOST_DAMAGED:
             return
+        if len(line) > MAX_LINE_BYTES:
+            damage[number] = f" is longer than {MAX_LINE_BYTES:,} bytes"
+            continue
+        if not line.endswith(b"\n"):
+            damage[number] = ", the last, is cut off"
+            continue
         try:
             decoded = _decode_line(line, file)
             if isinstance(decoded, End | DeviceTime):
@@ -173,7 +175,7 @@ def _take_lines(file: ProcessFile, lines: dict[int, bytes], damage: Damage) -> I
                 if at_ns is not None:
                     yield number, End(event=decoded.run, by="return", at_ns=at_ns)
         except _DAMAGE as error:
-            damage[number] = _why_damaged(line, error)
+            damage[number] = _why(error)
 
 
 def _lost(file: ProcessFile, damaged: list[str], lines: int) -> list[str]:
@@ -218,8 +220,6 @@ def _blocks(path: Path) -> Iterator[bytes]:
 
 def _decode_line(line: bytes, file: ProcessFile) -> AnyLine | Event | None:
     """None for an event of a Source that is not installed here."""
-    if len(line) > MAX_LINE_BYTES or not line.endswith(b"\n"):
-        raise ValueError
     if line.startswith(b"["):
         raise ValueError("a line of numbers has six of them, or three")
     if not file.kinds and is_plain(line):
@@ -243,12 +243,6 @@ def left_out(files: Iterable[ProcessFile]) -> list[str]:
         f"{count:,} events of the kind {kind!r} are left out: their source {source!r} is not installed here"
         for (kind, source), count in counts.items()
     ]
-
-
-def _why_damaged(line: bytes, error: Exception) -> str:
-    if len(line) > MAX_LINE_BYTES:
-        return f" is longer than {MAX_LINE_BYTES:,} bytes"
-    return _why(error) if line.endswith(b"\n") else ", the last, is cut off"
 
 
 def _why(error: Exception) -> str:
@@ -373,8 +367,7 @@ def _end(file: ProcessFile, end: End) -> None:
     _set(event, "ended_by", end.by)
     if end.by != NOT_OBSERVED:
         _set(event, "end_ns", end.at_ns)
-    if end.error != event.error:
-        _set(event, "error", end.error)
+    _set(event, "error", end.error)
     _learn(event, end)
 
 

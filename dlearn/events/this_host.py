@@ -46,10 +46,7 @@ def scheduled_ns(process: int | str) -> tuple[int, int]:
 
 
 def sockets_of(process: int | str) -> Iterator[tuple[int, int]]:
-    """Yield number and inode of each socket, from links such as "socket:[4711]".
-
-    OSError if the process has ended, or may have no more files open.
-    """
+    """Yield number and inode of each socket; OSError if the process has ended, or may open none."""
     for name in os.listdir(f"/proc/{process}/fd"):
         with suppress(OSError):  # Closed meanwhile, as that of the listing itself.
             kind, _, inode = os.readlink(f"/proc/{process}/fd/{name}").partition(":")

@@ -79,7 +79,6 @@ class Wiring:
 
     @property
     def rings(self) -> tuple[Ring, ...]:
-        """Return the rings that are whole."""
         return next((each.rings for each in self.members.values() if each.rings), ())
 
     @property
@@ -90,11 +89,9 @@ class Wiring:
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        """Return each choice once, in the order of the log."""
         found = (choice for each in self.members.values() for choice in each.choices)
         return tuple(dict.fromkeys(found))
 
     @property
     def switch(self) -> bool:
-        """Return whether any member prepared to let a switch add up."""
         return any(each.switch for each in self.members.values())

@@ -26,10 +26,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Writer:
-    """Appends lines to a new file; refuses one that exists. Counts what `max_bytes` kept out.
-
-    With a `header` the file is made, and begins with it, when there is something else to write.
-    """
+    """Appends lines to a new file, which with a `header` is made when there is more to write."""
 
     def __init__(self, path: Path, *, max_bytes: int, header: Header | None = None) -> None:
         self.path = path
@@ -72,10 +69,7 @@ class Writer:
         self.write(short or End(event=number, at_ns=at_ns, by=by, error=error, **facts))
 
     def write(self, line: Line | bytes) -> bool:
-        """Append a line. Return whether it stands in the file.
-
-        Raises OSError where the disk is full; the line counts as not written.
-        """
+        """Append a line; return whether it stands in the file. OSError where the disk is full."""
         if self._fd is None:
             header, self._waiting = self._waiting, None
             if header is None or isinstance(line, Footer):
@@ -110,11 +104,8 @@ class Writer:
         self._mend = b""
 
     def finish(self, **facts: Any) -> None:
-        """Write the footer, with these facts and the counts of lines, and let the file go.
-
-        On a full disk it takes the place of the last lines: else nothing would say that some are lost. Raises OSError
-        where that cannot be either.
-        """
+        """Write the footer, and let the file go. On a full disk it takes the place of the last
+        lines: else nothing would say that some are lost. Raises OSError where that cannot be."""
         tries = 3  # Others, too, take the place that is given up: so often, and no more of the file.
         try:
             while self._fd is not None:
@@ -170,7 +161,6 @@ def file_of_rank(folder: Path, rank: int) -> Path | None:
 
 
 def headers(folder: Path) -> Iterator[tuple[Path, Header]]:
-    """Yield each trace file of a folder, with its first line."""
     for path in folder.glob("*.jsonl"):
         with path.open("rb") as stream:
             first = stream.readline(MAX_LINE_BYTES)

@@ -22,7 +22,7 @@ def html(trace: Trace, path: Place = None) -> str:
     """
     shown = player(trace)
     travel = strip(trace).snippet if len(operations(trace).calls) else ""
-    return page(shown.title, shown.snippet + travel, path)
+    return page(shown.title, shown._repr_html_() + travel, path)
 
 
 def gif(trace: Trace, path: Place = None) -> bytes:

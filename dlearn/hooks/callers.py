@@ -1,9 +1,7 @@
 """The caller of an operation: phase, call site and DDP's part in it, read off the Python stack.
 
-The alternative, a hook on every module, every optimizer and the autograd engine, has a state that
-goes wrong when one of them raises. On the stack, a call below `Module.__call__` is in the forward
-pass, and one right below the autograd engine was made by C++ (DDP's reducer). A walk costs a few
-microseconds, and only where something is sent.
+Hooks on every module, every optimizer and the autograd engine would have a state that goes wrong
+when one of them raises. A walk has none, and costs a few microseconds where something is sent.
 """
 
 import inspect
@@ -185,10 +183,7 @@ def _walk(
 
 
 def _bucket_of(called_by_cpp: FrameType | None) -> int | None:
-    """Return the bucket for which the engine, or a thread of torch, called a hook.
-
-    Torch's PowerSGD keeps no more than its index for the callbacks that go on when the first all-reduce is done.
-    """
+    """Return the bucket for which C++ called a hook; torch's PowerSGD keeps only its index."""
     if called_by_cpp is None:
         return None
     values = called_by_cpp.f_locals

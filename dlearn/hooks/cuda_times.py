@@ -4,11 +4,9 @@ A call of NCCL returns, and its future completes, when the kernel is queued: the
 A GPU passes an event when all work before it on the stream is done; two events give a duration.
 
 The start is an event on the caller's stream. So is the end, if the operation ran on that stream
-(`async_op=False` returns no Work). Otherwise the end is an event behind the Work's future, on a
-stream of our own for each process group. Torch completes the future at once with an event on NCCL's
-stream, so waiting for it blocks a stream and no thread (ATen/core/ivalue_inl.h,
-`synchronizeWithCurrentStreams`). A callback of the future would block a stream of torch's pool,
-which the program may use.
+(`async_op=False` returns no Work). Otherwise it is an event behind the Work's future, on a stream
+of our own for each process group: waiting for that future blocks a stream and no thread
+(ATen/core/ivalue_inl.h, `synchronizeWithCurrentStreams`), and the program does not use this one.
 
 A guest: nothing waits for the GPU. Events are queried when the next ones are made, and what the GPU
 has not passed at the end of the recording stays unknown. Run on one GPU so far.

@@ -2,12 +2,10 @@
 
 DDP's reducer is C++. Its buckets can be read on the training thread (`_get_zeros_like_grad_buckets`
 takes the reducer's mutex), and change at most once, when DDP rebuilds them in the order in which
-gradients came. Ready times come from torch's own hook on each parameter. join/buckets.py infers
-which all-reduce sends which bucket.
+gradients came. join/buckets.py infers which all-reduce sends which bucket.
 
 Forward, backward and optimizer are reported as well, from the first DDP model on (with FSDP the
-optimizer): an all-reduce is hidden behind them, and a step may use gradients that none has reduced.
-On a GPU the call only launches them, and cuda_times.py finds their times.
+optimizer). On a GPU the call only launches them, and cuda_times.py finds their times.
 """
 
 import itertools
@@ -121,7 +119,6 @@ class _Watch:
         return model
 
     def models_of(self, optimizer: torch.optim.Optimizer) -> tuple[int, ...]:
-        """Return the DDP models of which the optimizer has parameters."""
         held = {id(each) for group in optimizer.param_groups for each in group["params"]}
         found = []
         for ddp, model in self._numbers.items():
@@ -245,8 +242,7 @@ class Phases:
 def install_steps(host: Host) -> Undo:
     """Report to `host` each step of the program's optimizer, where only some steps are recorded.
 
-    Of several optimizers, the first's that is still there: where each phase of a training has one
-    of its own, the count goes on.
+    Of several optimizers, of the first that is still there: each phase may have its own.
     """
     if host.options.steps is None:
         return lambda: None

@@ -63,8 +63,10 @@ class Gate:
         self.met = False
 
     def meet(self, rank: int, size: int) -> None:
-        """Connect, and report which rank this is."""
+        """Connect, report which rank this is, and let its calls by RPC wait for ever."""
         self.met = True
+        if _is_current_rpc_agent_set():
+            _set_rpc_timeout(0)
         try:
             self._socket.connect(self._address)
         except FileNotFoundError:
@@ -83,7 +85,6 @@ class Gate:
         arrived = threading.Event()
         with self._sending:
             if not self.met:
-                forget_rpc_timeout()
                 self.meet(*_rank_and_size())
             number = next(self._numbers)
             self._waiting[number] = arrived
@@ -159,18 +160,11 @@ def forget_timeouts() -> None:
     distributed_c10d.default_pg_timeout = NO_TIMEOUT
 
 
-def forget_rpc_timeout() -> None:
-    """Let calls by RPC wait for paused ranks for ever."""
-    if _is_current_rpc_agent_set():
-        _set_rpc_timeout(0)  # For ever.
-
-
 def hold(address: str, emit: Host, rank: int | None = None, size: int | None = None) -> None:
     """Make all calls of this process wait from now on; without a rank the first call reports it."""
     global current
     current = Gate(address, emit)
     if rank is not None and size is not None:
-        forget_rpc_timeout()
         current.meet(rank, size)
 
 
@@ -222,8 +216,7 @@ def activity(*, function_over: bool) -> dict[str, Any]:
     """Look at all threads: does the program compute, or run a function that another rank called?
 
     When the rank's function is over, its main thread only serves others. `active_ns` is how long
-    the threads have run, or been ready to run, since they began. It separates an autograd engine
-    that computes from one that waits: both show the same stack.
+    the threads have run, or been ready to: engines that compute and that wait have one stack.
     """
     frames = sys._current_frames()
     main = frames.pop(threading.main_thread().ident or 0, None)

@@ -1,8 +1,13 @@
 """Names of other people's modules and classes that a hook replaces and gives back; and calls that it reports."""
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from functools import wraps
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial, wraps
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
 
 from torch.jit import _builtins
@@ -84,10 +89,7 @@ def ended(emit: Emit, number: int | None) -> Iterator[dict[str, Any]]:
 
 
 def reported(call: Callable[..., Any], emit: Emit, begins: Callable[..., int | None]) -> Callable[..., Any]:
-    """Make a function that does what `call` does, and reports its start and its end.
-
-    `begins` gets the arguments and returns the event's number, or None to pass over this call.
-    """
+    """Make a function that does as `call`, and reports it where `begins` returns a number."""
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         with ended(emit, guarded(emit, "a call", begins, *args, **kwargs)) as facts:
@@ -96,3 +98,38 @@ def reported(call: Callable[..., Any], emit: Emit, begins: Callable[..., int | N
         return result
 
     return wrapper
+
+
+class AfterImport(MetaPathFinder):
+    """Calls `then` once the program has imported a module, which dlearn never imports itself."""
+
+    def __init__(self, module: str, then: Callable[[], None], emit: Emit) -> None:
+        self._module, self._then, self._emit = module, then, emit
+        self._asking = False
+        if module in sys.modules:
+            then()
+        else:
+            sys.meta_path.insert(0, self)
+
+    @untraced
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name != self._module or self._asking:
+            return None
+        self._asking = True  # mpi4py has a finder of its own, which looks for the MPI that is installed.
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._asking = False
+        if spec is not None and spec.loader is not None:
+            spec.loader.exec_module = partial(self._exec, spec.loader.exec_module)  # type: ignore[method-assign]
+        return spec
+
+    def _exec(self, run: Callable[[ModuleType], None], module: ModuleType) -> None:
+        run(module)
+        if self in sys.meta_path:
+            self.go()
+            guarded(self._emit, self._module, self._then)
+
+    def go(self) -> None:
+        with suppress(ValueError):
+            sys.meta_path.remove(self)

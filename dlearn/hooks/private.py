@@ -43,7 +43,6 @@ NAMES = {
     " DistributedDataParallel._sync_buffers",
     "torch.optim": "Optimizer.profile_hook_step",
 }
-"""Module -> what it must have."""
 
 
 def unfit(why: str) -> SetupError:

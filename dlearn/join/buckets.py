@@ -7,7 +7,7 @@ With skip_all_reduce_unused_params a bucket that no rank has used is left out: t
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import cast
 
@@ -75,15 +75,15 @@ class _Pass:
         self.ready: dict[tuple[int | None, int], set[str]] = defaultdict(set)
         self._launched: dict[tuple[int | None, int], int] = defaultdict(int)
 
-    def labels(self, events: Sequence[Gradient | Collective], tables: Sequence[Tables]) -> list[BucketLabel]:
-        """Return what each collective sends; `tables` are those known at each event."""
-        found: list[BucketLabel] = []
+    def labels(
+        self, events: Sequence[Gradient | Collective], tables: Sequence[Tables]
+    ) -> Iterator[BucketLabel]:  # fmt: skip
+        """Yield what each collective sends; `tables` are those known at each event."""
         for event, self.tables in zip(events, tables, strict=True):
             if isinstance(event, Gradient):
                 self.ready[event.backward, event.model].add(event.parameter)
             is_call = isinstance(event, Collective) and (self.tables or event.launcher == "reducer")
-            found.append(self._label_of(cast("Collective", event)) if is_call else BucketLabel())
-        return found
+            yield self._label_of(cast("Collective", event)) if is_call else BucketLabel()
 
     def _label_of(self, call: Collective) -> BucketLabel:
         if call.launcher == "comm hook":

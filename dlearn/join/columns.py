@@ -1,8 +1,23 @@
-"""Columns of numbers: rows that are equal, and spans of time, millions of them at once."""
+"""What is equal, as items and as rows of numbers; and spans of time, millions of them at once."""
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable
+from typing import TypeVar
 
 import numpy as np
 
 from dlearn.events.event_table import Mask, Rows
+
+Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
+
+
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> defaultdict[Key, list[Item]]:
+    """Return the items of each key; keys and items stay in their order."""
+    groups: defaultdict[Key, list[Item]] = defaultdict(list)
+    for item in items:
+        groups[key(item)].append(item)
+    return groups
 
 
 def is_new(*columns: np.ndarray) -> Mask:

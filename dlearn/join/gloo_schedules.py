@@ -5,7 +5,7 @@ barrier.cc). Ranks are group ranks, sizes are bytes of payload; in a group of n 
 rank r+1.
 """
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -46,17 +46,12 @@ class Schedule:
         return np.array(self.sends, np.int64).T
 
     @cached_property
-    def bytes_by_pair(self) -> Counter[tuple[int, int]]:
-        """Return the payload in bytes for each (src, dst), in group ranks."""
-        sizes: Counter[tuple[int, int]] = Counter()
+    def sizes_by_pair(self) -> dict[tuple[int, int], list[int]]:
+        """Return the payload of each message in bytes, for each (src, dst), in group ranks."""
+        sizes: dict[tuple[int, int], list[int]] = defaultdict(list)
         for send in self.sends:
-            sizes[send.src, send.dst] += send.length
+            sizes[send.src, send.dst].append(send.length)
         return sizes
-
-    @cached_property
-    def count_by_pair(self) -> Counter[tuple[int, int]]:
-        """Return the number of messages for each (src, dst), in group ranks; empty ones count."""
-        return Counter((send.src, send.dst) for send in self.sends)
 
 
 def ring_all_reduce(ranks: int, payload: int, itemsize: int) -> Iterator[Send]:

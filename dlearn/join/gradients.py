@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from dlearn.events.event import Collective, Gradient
+from dlearn.join.columns import grouped
 from dlearn.join.selection import Selection, once
 from dlearn.join.tables.operation_table import Operation
 
@@ -34,9 +35,7 @@ class Pass(msgspec.Struct, frozen=True):
 @once
 def passes(trace: Selection) -> dict[tuple[int, int], list[Pass]]:
     """Return the backward passes of each rank and model, in their order."""
-    ready: dict[tuple[int, int | None, int], list[Gradient]] = defaultdict(list)
-    for gradient in trace.of(Gradient):
-        ready[gradient.rank, gradient.backward, gradient.model].append(gradient)
+    ready = grouped(trace.of(Gradient), lambda each: (each.rank, each.backward, each.model))
     numbers: dict[int, dict[int | None, int]] = defaultdict(dict)
     found: dict[tuple[int, int], list[Pass]] = defaultdict(list)
     for (rank, task, model), gradients in ready.items():

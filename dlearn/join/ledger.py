@@ -108,10 +108,6 @@ class Entries:
             if self.section[begin] >= 0:
                 yield int(self.rank[begin]), int(self.section[begin]), slice(begin, end)
 
-    def turn(self, place: int) -> tuple[int, int]:
-        """Return a key that sorts entries by operation, then by its ends or messages."""
-        return int(self.operation[place]), int(self.cell[place])
-
     def outside(self) -> list[Counted]:
         """Return what lies between no two samples, and how often it is there."""
         cells = Counter(self.cell[self.section < 0].tolist())

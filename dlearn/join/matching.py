@@ -5,8 +5,6 @@ receives meet first-in first-out between the same two ranks with the same tag, a
 anyone, or with any tag, stands in the line of what it got, by its own place among the receives. A pair that does not
 fit (another op, another size) is still one exchange: that is what went wrong in it. A call that was refused meets none:
 it takes no number, and beside it stand only calls of the same op that other ranks were refused in the same place.
-
-All of it is sorting rows of numbers; what is told of ends that are alike is told once.
 """
 
 from collections import Counter, defaultdict

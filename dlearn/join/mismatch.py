@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from dlearn.events.event import Collective, TensorInfo
 from dlearn.events.mpi_facts import PICKLED
@@ -66,17 +65,12 @@ def mismatch_of_calls(ends: Sequence[Collective], members: Sequence[int]) -> Rea
     return None
 
 
-class UnequalPart(NamedTuple):
-    """In an all-to-all rank `src` has `sent_bytes` for `dst`, which takes `taken_bytes` from it."""
-
-    src: int
-    dst: int
-    sent_bytes: int
-    taken_bytes: int
+UnequalPart = tuple[int, int, int, int]
+"""Two ranks, the bytes that the first has for the second, and those that this one takes from it."""
 
 
 def unequal_parts(ends: Sequence[Collective], members: Sequence[int]) -> Iterator[UnequalPart]:
-    """Yield the pairs of ranks that do not agree; none where a rank's sizes are not known."""
+    """Yield the parts that do not agree; none where a rank's sizes are not known."""
     sent = {end.rank: part_sizes(end, end.splits, end.inputs, len(members)) for end in ends}
     taken = {end.rank: part_sizes(end, end.takes, end.outputs, len(members)) for end in ends}
     unknown = any(len(sizes) != len(members) for sizes in (*sent.values(), *taken.values()))
@@ -85,7 +79,7 @@ def unequal_parts(ends: Sequence[Collective], members: Sequence[int]) -> Iterato
     for at_src, src in enumerate(members):
         for at_dst, dst in enumerate(members):
             if sent[src][at_dst] != taken[dst][at_src]:
-                yield UnequalPart(src, dst, sent[src][at_dst], taken[dst][at_src])
+                yield src, dst, sent[src][at_dst], taken[dst][at_src]
 
 
 def part_sizes(

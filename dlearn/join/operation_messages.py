@@ -133,8 +133,8 @@ def sums_of(operation: Operation) -> list[PairSum]:
     schedule, members = _schedule(operation), operation.group.members
     how = _how(operation, schedule)
     return [
-        PairSum(members[src], members[dst], how, schedule.bytes_by_pair[src, dst], count)
-        for (src, dst), count in schedule.count_by_pair.items()
+        PairSum(members[src], members[dst], how, sum(sizes), len(sizes))
+        for (src, dst), sizes in schedule.sizes_by_pair.items()
     ]
 
 

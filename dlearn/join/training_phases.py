@@ -3,7 +3,7 @@
 import re
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,10 +11,12 @@ from msgspec.structs import replace
 
 from dlearn.events.event import Collective, PhaseSpan, Span
 from dlearn.events.event_table import NONE, Column
+from dlearn.join.columns import grouped
 from dlearn.join.ends import End
 from dlearn.join.joining import operations
 from dlearn.join.selection import Selection, once
 from dlearn.join.tables.operation_table import Operation
+from dlearn.join.tables.operations import Operations
 
 _NUMBER = re.compile(r"\d+")
 _NUMBERED = re.compile(r"[^\W\d]{3,}\D*\d+")
@@ -72,12 +74,7 @@ def phases_by_rank(trace: Selection) -> dict[int, list[CalledPhase]]:
     A forward pass begins with what DDP sends before it: buckets and buffers.
     """
     spans = [span for span in trace.of(PhaseSpan) if span.end_ns is not None and not span.failed]
-    calls: dict[int, list[CalledEnd]] = defaultdict(list)
-    for operation in operations(trace) if spans else ():
-        for end in operation.ends:
-            calls[end.rank].append((operation, end))
-    for of_rank in calls.values():
-        of_rank.sort(key=lambda call: call[1].start_ns)
+    calls = calls_by_rank(trace) if spans else {}
     phases: dict[int, list[CalledPhase]] = defaultdict(list)
     for span in spans:
         if span.phase != "forward" and span.site and span.rank not in phases:
@@ -85,15 +82,27 @@ def phases_by_rank(trace: Selection) -> dict[int, list[CalledPhase]]:
         earlier = phases[span.rank]
         if span.phase == "forward":
             over_ns = earlier[-1][0].end_ns or 0 if earlier else 0
-            before = _between(calls[span.rank], over_ns, span.start_ns)
+            before = between(calls[span.rank], over_ns, span.start_ns)
             sent = (end.start_ns for _, end in before if of_ddp(end) and end.phase == "forward")
             span = replace(span, start_ns=min(sent, default=span.start_ns))
-        within = _between(calls[span.rank], span.start_ns - 1, span.end_ns or 0)
+        within = between(calls[span.rank], span.start_ns - 1, span.end_ns or 0)
         earlier.append((span, within))
     return phases
 
 
-def _between(calls: Sequence[CalledEnd], after_ns: int, until_ns: int) -> Sequence[CalledEnd]:
+def calls_by_rank(trace: Selection) -> dict[int, list[CalledEnd]]:
+    """Return all calls of each rank, in the order of start."""
+    calls: dict[int, list[CalledEnd]] = defaultdict(list)
+    for operation in operations(trace):
+        for end in operation.ends:
+            calls[end.rank].append((operation, end))
+    for of_rank in calls.values():
+        of_rank.sort(key=lambda call: call[1].start_ns)
+    return calls
+
+
+def between(calls: Sequence[CalledEnd], after_ns: int, until_ns: int) -> Sequence[CalledEnd]:
+    """Return the calls that began after the first of these times, and not after the second."""
     first = bisect_right(calls, after_ns, key=lambda call: call[1].start_ns)
     return calls[first : bisect_right(calls, until_ns, key=lambda call: call[1].start_ns)]
 
@@ -127,15 +136,10 @@ def _cut(phases: Sequence[CalledPhase]) -> list[tuple[list[CalledPhase], bool]]:
 
 def step_spans(trace: Selection) -> dict[str, list[Span]]:
     """Take the most usual kind of the user's spans for steps, by name, in the order of start."""
-    kinds: dict[str, list[Span]] = defaultdict(list)
-    for span in trace.of(Span):
-        if _NUMBERED.match(span.name) and not span.of_profiler:
-            kinds[_NUMBER.sub("#", span.name)].append(span)
-    steps: dict[str, list[Span]] = {}
+    named = (span for span in trace.of(Span) if _NUMBERED.match(span.name) and not span.of_profiler)
+    kinds = grouped(named, lambda span: _NUMBER.sub("#", span.name))
     usual = max(kinds.values(), key=len, default=[])
-    for span in sorted(usual, key=lambda span: span.start_ns):
-        steps.setdefault(span.name, []).append(span)
-    return steps
+    return grouped(sorted(usual, key=lambda span: span.start_ns), lambda span: span.name)
 
 
 @once
@@ -163,7 +167,7 @@ def windows_of_steps(whole: Selection) -> list[Window]:
         end_ns = step.end_ns if step.over else ENDLESS
         windows.append((step.rank, step.number, step.start_ns, end_ns))
     if not windows and not step_spans(whole):
-        windows = _between_optimizers(whole, table.start_ns[passes].min(initial=ENDLESS))
+        windows += _between_optimizers(whole, table.start_ns[passes].min(initial=ENDLESS))
     # In a pass that has never ended a rank may hang.
     stuck = table.pending & passes
     for rank, index, _, end_ns in {window[0]: window for window in windows}.values():
@@ -172,17 +176,15 @@ def windows_of_steps(whole: Selection) -> list[Window]:
     return windows
 
 
-def _between_optimizers(whole: Selection, begin_ns: int) -> list[Window]:
-    """Return the steps of FSDP: from one step of the rank's first optimizer to its next."""
+def _between_optimizers(whole: Selection, begin_ns: int) -> Iterator[Window]:
+    """Yield the steps of FSDP: from one step of the rank's first optimizer to its next."""
     last: dict[int, Window] = {}
     first: dict[int, PhaseSpan] = {}
-    windows = []
     for span in whole.of(PhaseSpan):
         if span.end_ns is not None and span.of == first.setdefault(span.rank, span).of:
             _, before, _, end_ns = last.get(span.rank, (0, -1, 0, begin_ns - 1))
             last[span.rank] = (span.rank, before + 1, end_ns + 1, span.end_ns)
-            windows.append(last[span.rank])
-    return windows
+            yield last[span.rank]
 
 
 @once
@@ -196,3 +198,10 @@ def step_of_rows(whole: Selection) -> Column:
         at = np.searchsorted(begin_ns, table.start_ns[rows], side="right") - 1
         found[rows] = np.where(table.start_ns[rows] <= end_ns[at], index[at], NONE)
     return found
+
+
+def steps_of(asked: Operations, whole: Selection) -> Column:
+    """Return the index of the step in which each operation was called; NONE outside of steps."""
+    known = step_of_rows(whole)
+    known = np.append(known, np.full(len(asked.table.events) - len(known), NONE))  # RPC adds rows.
+    return np.asarray(asked.table.over_ends(np.maximum, known)[asked.rows])

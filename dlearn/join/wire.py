@@ -5,16 +5,19 @@ two, swapped, are its ends: that tells whom a socket leads to, and whose group i
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 
 from dlearn.events.event import NO_GROUP, RPC, UNKNOWN_GROUP, Counters
 from dlearn.events.process import Process
+from dlearn.join.columns import grouped
 from dlearn.join.selection import Selection, once
 
 Edge = tuple[str, int]
 """The name of a process group (in the sender's file), and the rank at the other end."""
+Connected = tuple[int, int, str, int]
+"""A rank, the id of a socket there, the group that made it, and the rank at its other end."""
 
 
 @dataclass(frozen=True)
@@ -41,36 +44,31 @@ class Meter:
 @once
 def meters(trace: Selection) -> dict[int, Meter]:
     """Return the meter of each rank that has at least two samples in this trace."""
-    far = _far_ends(trace.processes)
-    samples: dict[int, list[Counters]] = defaultdict(list)
-    for sample in sorted(trace.of(Counters), key=attrgetter("number")):
-        samples[sample.rank].append(sample)
+    connections = grouped(_connections(trace.processes), itemgetter(0))
+    samples = grouped(sorted(trace.of(Counters), key=attrgetter("number")), attrgetter("rank"))
     several = [process for process in trace.processes if len(samples[process.rank]) > 1]
-    return {process.rank: _meter(process, samples[process.rank], far) for process in several}
+    return {each.rank: _meter(each, samples[each.rank], connections[each.rank]) for each in several}
 
 
 def unattributed_bytes(trace: Selection) -> Counter[tuple[int, int]]:
     """Return the bytes for each (src, dst) on connections that no known group has made."""
-    far, sockets = _far_ends(trace.processes), {process.rank: process.sockets for process in trace.processes}
     written: dict[tuple[int, int], int] = {}
     for event in trace.of(Counters):
         for number, sent in enumerate(event.sent_bytes):
-            if sent is not None and number in sockets[event.rank]:
+            if sent is not None:
                 written[event.rank, number] = sent
     found: Counter[tuple[int, int]] = Counter()
-    for (rank, number), dst in far.items():
-        if sockets[rank][number].group == NO_GROUP:
+    for rank, number, group, dst in _connections(trace.processes):
+        if group == NO_GROUP:
             found[rank, dst] += written.get((rank, number), 0)
     return +found
 
 
 def peers_by_group(trace: Selection) -> dict[tuple[int, str], set[int]]:
     """Return the ranks that each rank's connections lead to, by rank and its name of the group."""
-    far, peers = _far_ends(trace.processes), defaultdict[tuple[int, str], set[int]](set)
-    for process in trace.processes:
-        for number, socket in process.sockets.items():
-            if (process.rank, number) in far:
-                peers[process.rank, socket.group].add(far[process.rank, number])
+    peers = defaultdict[tuple[int, str], set[int]](set)
+    for rank, _, group, other in _connections(trace.processes):
+        peers[rank, group].add(other)
     return peers
 
 
@@ -101,12 +99,9 @@ def why_not_measured(trace: Selection) -> str:
     return "fewer than two samples of the socket counters lie in this part of the trace"
 
 
-def _meter(process: Process, samples: Sequence[Counters], far: dict[tuple[int, int], int]) -> Meter:
-    edges = {
-        number: (outer_group(process, socket.group), far[process.rank, number])
-        for number, socket in process.sockets.items()
-        if (process.rank, number) in far and socket.group != NO_GROUP
-    }
+def _meter(process: Process, samples: Sequence[Counters], sockets: Iterable[Connected]) -> Meter:
+    of_groups = [each for each in sockets if each[2] != NO_GROUP]
+    edges = {number: (outer_group(process, group), dst) for _, number, group, dst in of_groups}
     # RPC makes its connections one after the other, and writes into them to do so.
     of_rpc = [number for number, edge in edges.items() if edge[0] == RPC]
     all_there = (len(sample.sent_bytes) > max(of_rpc, default=0) for sample in samples)
@@ -135,8 +130,8 @@ def _meter(process: Process, samples: Sequence[Counters], far: dict[tuple[int, i
     )  # fmt: skip
 
 
-def _far_ends(processes: Sequence[Process]) -> dict[tuple[int, int], int]:
-    """Return the rank at the other end of each socket, by rank and the socket's id."""
+def _connections(processes: Sequence[Process]) -> Iterator[Connected]:
+    """Yield each socket whose other end is known."""
 
     def key(host: str, here: str, there: str) -> tuple[str, str, str]:
         # A loopback address means another thing on each host.
@@ -146,10 +141,8 @@ def _far_ends(processes: Sequence[Process]) -> dict[tuple[int, int], int]:
     for process in processes:
         for socket in process.sockets.values():
             ends[key(process.header.host, socket.local, socket.remote)] = process.rank
-    found: dict[tuple[int, int], int] = {}
     for process in processes:
         for number, socket in process.sockets.items():
             other = ends.get(key(process.header.host, socket.remote, socket.local))
             if other is not None and other != process.rank:
-                found[process.rank, number] = other
-    return found
+                yield process.rank, number, socket.group, other

@@ -103,7 +103,7 @@ def write_page(folder: Path, trace: Trace, explanation: Explanation, served: Tra
     page = render(
         "demo.html", package="dlearn.lessons", title="dlearn: what a real job sends",
         ranks=RANKS, steps=len(trace.spans), part=explanation.part, trainer=name,
-        step=Markup(play.player(step).snippet), strip=Markup(play.strip(trace).snippet),
+        step=Markup(play.player(step)._repr_html_()), strip=Markup(play.strip(trace).snippet),
         words=Markup(explanation._repr_html_()), served=Markup(told.snippet),
         surprise=surprise(found), docs=docs.as_uri() if docs.is_dir() else "",
     )  # fmt: skip

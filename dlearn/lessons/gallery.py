@@ -68,8 +68,11 @@ def of_the_batch() -> Pictures:
 
 
 def of_a_ring() -> Pictures:
-    """Draw an all-reduce of four ranks by gloo."""
-    yield "ring.gif", play.player(Cluster(4).run(_reduce).trace).to_gif
+    """Draw an all-reduce by gloo: of four ranks as it moves, of 64 at six moments."""
+    ring = play.player(Cluster(4).run(_reduce).trace)
+    yield "ring.gif", ring.to_gif
+    yield "ring-dark.gif", partial(ring.to_gif, dark=True)
+    yield "film.svg", partial(draw.save, draw.film(Cluster(64).run(_reduce, 16_384).trace))
 
 
 def _small(drawing: Callable[[Any], Axes], shown: object) -> Callable[[Path], None]:
@@ -78,8 +81,8 @@ def _small(drawing: Callable[[Any], Axes], shown: object) -> Callable[[Path], No
         return partial(draw.save, drawing(shown))
 
 
-def _reduce() -> None:
-    dist.all_reduce(torch.ones(1000))
+def _reduce(numbers: int = 1000) -> None:
+    dist.all_reduce(torch.ones(numbers))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ import os
 import reprlib
 import shutil
 import socket
-import struct
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
@@ -18,7 +17,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from dlearn.errors import DlearnError, SetupError
-from dlearn.events.this_host import is_stopped
 
 Name = int | str
 Activity = dict[str, Any]  # What a rank says that it does: hooks/gate.py.
@@ -67,6 +65,10 @@ Hold = bool | Callable[[PausedCall], object] | Sequence[Passed]
 """Everything, what it says of a call, or a schedule: in this order."""
 
 
+def rank_text(name: Name) -> str:
+    return f"rank {name}" if isinstance(name, int) else name
+
+
 def check_hold(hold: object, names: Sequence[Name]) -> None:
     """Raise SetupError unless this is one of the three kinds of `Hold`, for a job of these ranks."""
     if hold is True or callable(hold):
@@ -95,6 +97,7 @@ class GateServer:
         self.calls: list[PausedCall] = []
         self.judged: dict[int, PausedCall] = {}  # The condition is asked of them, by this thread.
         self.passed: list[Passed] = []
+        self.wires: dict[tuple[int, int], None] = {}  # Those that a stage has shown.
         self._fresh: set[tuple[Name, int]] = set()  # Calls since one was let through.
         self.unnoted: set[tuple[Name, int]] = set()  # Let through, not yet recorded.
         self.ended: set[Name] = set()
@@ -286,18 +289,6 @@ class GateServer:
                 self._say(name, b"?%d\n" % number)
             self.changed.wait_for(lambda: is_over() or here <= answers.keys() | self.ended, seconds)
             return self.answers.pop(number)
-
-    def wait_for_records(self, seconds: float) -> None:
-        """Wait until all calls that were let through are in the records, or for so long."""
-        with self.changed:
-            self.changed.wait_for(lambda: not self.unnoted or self.is_open, seconds)
-
-    def is_stopped(self, name: Name) -> bool:
-        """Return whether the rank's process is stopped, by SIGSTOP or a debugger."""
-        with suppress(OSError, KeyError, AttributeError):  # It is not here; or this is no Linux.
-            peer = self.connections[name].getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-            return is_stopped(struct.unpack("3i", peer)[0])
-        return False
 
     def all_wait(self) -> bool:
         here = {call.rank for call in self.calls} | self.ended

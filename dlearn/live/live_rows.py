@@ -22,7 +22,7 @@ from dlearn.events.event import Collective, RpcCall
 from dlearn.events.printable import printable
 from dlearn.events.rendezvous import Rendezvous
 from dlearn.live.follower import Call, Follower
-from dlearn.shown import Table, in_a_notebook, size_text
+from dlearn.shown import Table, count_text, in_a_notebook, size_text
 from dlearn.trace import Trace
 
 MOST_ROWS = 8
@@ -31,6 +31,7 @@ WAITS_SECONDS = 1.0  # A shorter wait is not worth a word.
 HANGS_SECONDS = 3.0  # After so long inside of a call the trace is read: which ranks hang?
 MOST_BYTES = 50_000_000  # Of a larger trace it is not asked: reading it would take seconds.
 SHARE = 0.005  # Of a core, at most, for asking who hangs.
+MOST_EVENTS, MOST_LETTERS = 4000, 300_000  # Of a trace that a card plays, and of its player.
 _LONGEST_NAME = 12
 LIVE = {"dlearn": "live"}  # Metadata of an output that depends on how long a cell took.
 _HANG_STYLE = "color:var(--jp-error-color1,#b40426);margin:2px 0"
@@ -181,6 +182,17 @@ def _what(call: Call) -> str:
         index, module = call.bucket_index, call.module.strip(".")
     what = module if index is None else f"bucket {index}"
     return f"{call.op} #{call.seq}, {what}".removesuffix(", ")
+
+
+def playable(trace: Trace) -> str:
+    """Return the player of a small trace, folded up; "" of a large one, and without messages."""
+    from dlearn.play.player import player
+
+    shown = player(trace) if len(trace.table) <= MOST_EVENTS else None
+    if shown is None or not shown.walk.messages or len(shown.snippet) > MOST_LETTERS:
+        return ""
+    summary = f"Play {count_text(len(shown.walk.messages), 'message')}"
+    return f"<details><summary>{summary}</summary>{shown.snippet}</details>"
 
 
 class LiveDisplay:

@@ -8,10 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import Self
 
-from dlearn.diagnosis.hang_detection import exit_text, hangs, inside
+from dlearn.diagnosis.hang_detection import Hang, exit_text, hangs, inside
 from dlearn.diagnosis.hang_report import call_text, report
-from dlearn.errors import DlearnError, TraceError
-from dlearn.live.gate_server import Activity, GateServer, Name, Passed, PausedCall
+from dlearn.errors import DlearnError, GateError, TraceError
+from dlearn.events.this_host import is_stopped
+from dlearn.live.gate_server import Activity, GateServer, Name, Passed, PausedCall, rank_text
+from dlearn.live.held_stage import HeldHang, stage_of
 from dlearn.live.live_rows import waits_for_a_call
 from dlearn.notices import notice
 from dlearn.shown import Paragraph, Shown, Table
@@ -55,14 +57,11 @@ class PausedJob:
 
         Ranks that start or compute are waited for: as long as it takes while no call waits, else for ten seconds.
         """
-        return self._waiting(lambda seconds: self.gate_server.calls and seconds >= PATIENCE_SECONDS)
+        return self.waiting_within(None)
 
-    def waiting_within(self, limit: float) -> WaitingCalls:
-        """Return the calls that wait at the gate, after waiting at most `limit` seconds for ranks that compute."""
-        return self._waiting(lambda seconds: seconds >= limit)
-
-    def _waiting(self, enough: Callable[[float], object]) -> WaitingCalls:
-        self._settle(enough)
+    def waiting_within(self, limit: float | None) -> WaitingCalls:
+        """Return what waits at the gate, after at most `limit` seconds; None: as `waiting`."""
+        self.settles(lambda seconds: seconds >= (limit or PATIENCE_SECONDS) and (limit or self.gate_server.calls))
         waiting = WaitingCalls(self.gate_server.calls)
         waiting.why = "" if waiting else f"nothing waits at the gate: {self._why_not()}"
         return waiting
@@ -73,15 +72,31 @@ class PausedJob:
         return tuple(self.gate_server.passed)
 
     @property
-    def hang(self) -> str:
-        """Say which ranks wait inside torch for which, by the records so far; "" if none does."""
-        trace, names = self._recorded(), self.gate_server.names
+    def hang(self) -> HeldHang:
+        """Return which ranks hang; ranks that compute are waited for, for ten seconds."""
+        hang = self.hang_by(settled=False)
+        if len(hang.stage["guilty"]) == len(self.gate_server.names):  # Then nothing can change.
+            return hang
+        return self.hang_by(settled=self.settles(lambda seconds: seconds >= PATIENCE_SECONDS, tell=False))
+
+    def hang_by(self, *, settled: bool) -> HeldHang:
+        """Return who hangs by the records. If not all is `settled`, ranks that compute may come."""
+        trace, gate_server = self._recorded(), self.gate_server
+        doing = self._doing(trace)
         if trace is None:
-            return ""
-        gate = {names.index(call.rank): f"waits at the gate with {call.op}" for call in self.gate_server.calls}
+            return HeldHang((), _text(doing), stage_of(gate_server, doing, ()))
+        gate = {gate_server.names.index(call.rank): f"waits at the gate with {call.op}" for call in gate_server.calls}
         # What all have come to goes on when its steps are let through.
-        stuck = [hang for hang in hangs(trace) if not gate or waits_for_a_call(hang)]
-        return "\n".join(reported.sentence for reported in report(stuck, trace, gate))
+        goes_on = bool(gate) or gate_server.is_open
+        found = [hang for hang in hangs(trace) if not goes_on or waits_for_a_call(hang)]
+        may_come = {*gate}
+        for rank, name in enumerate(gate_server.names):
+            if (gate_server.is_open or not settled) and name not in gate_server.ended and rank not in inside(trace):
+                may_come.add(rank)
+        stuck, others = _without_end(found, may_come, by_rpc=gate_server.is_open)
+        sentences = tuple(each.sentence for each in report(stuck, trace, gate))
+        why = "; ".join(each.sentence for each in report(others, trace, gate)) or _text(doing)
+        return HeldHang(sentences, why, stage_of(gate_server, doing, stuck))
 
     @property
     def trace(self) -> Trace:
@@ -90,7 +105,9 @@ class PausedJob:
 
     def _recorded(self) -> Trace | None:
         """Return the trace with the calls that have just been let through; None if there is none yet."""
-        self.gate_server.wait_for_records(QUIET_SECONDS)
+        gate = self.gate_server
+        with gate.changed:
+            gate.changed.wait_for(lambda: not gate.unnoted or gate.is_open, QUIET_SECONDS)
         with suppress(TraceError):
             return self.trace
         return None
@@ -98,7 +115,9 @@ class PausedJob:
     @property
     def ranks(self) -> dict[Name, str]:
         """Say what each rank does now: computes, waits at the gate, is inside a call, has ended, ..."""
-        trace = self._recorded()
+        return self._doing(self._recorded())
+
+    def _doing(self, trace: Trace | None) -> dict[Name, str]:
         if trace is None:
             return dict.fromkeys(self.gate_server.names, "starting" if self.under_way else "has ended")
         rpc = _rpc_texts(trace)
@@ -107,7 +126,8 @@ class PausedJob:
     def _now(self, rank: int, name: Name, trace: Trace, rpc: dict[int, str]) -> str:
         judged = {call.rank: call for call in dict(self.gate_server.judged).values()}
         paused = {call.rank: call for call in self.gate_server.calls}
-        if self.gate_server.is_stopped(name):
+        process = next((process for process in trace.processes if process.rank == rank), None)
+        if process is not None and is_stopped(process.header.pid):
             return "is stopped (SIGSTOP or a debugger: state T)"
         if name in paused:
             return f"waits at the gate: {paused[name].text}"
@@ -115,8 +135,7 @@ class PausedJob:
             return f"waits for the condition of hold=: {judged[name].text}"
         if name not in self.gate_server.connections and self.under_way:
             return "starting"
-        process = next((process for process in trace.processes if process.rank == rank), None)
-        call = inside(trace, rank)
+        call = inside(trace).get(rank)
         if process is not None and process.exit_status is not None:
             return exit_text(process.exit_status)
         if call is not None:
@@ -187,15 +206,19 @@ class PausedJob:
     ) -> PausedCall | None:
         """Let the first call (of this rank) through once it waits, or the one that `choose` picks then."""
         of_rank = partial(_first, rank=rank)
-        self._settle(lambda seconds: of_rank(self.gate_server.calls) or (patience is not None and seconds >= patience))
+        self.settles(lambda seconds: of_rank(self.gate_server.calls) or (patience is not None and seconds >= patience))
         return self.gate_server.let_through(choose or of_rank)
 
-    def _settle(self, enough: Callable[[float], object]) -> None:
-        """Wait until no rank can come to the gate by itself: also those do that are inside of what can still end."""
+    def settles(self, enough: Callable[[float], object], *, tell: bool = True) -> bool:
+        """Wait until no rank can come to the gate by itself, as from a call that can still end.
+
+        Return whether it is so; it may be `enough` before.
+        """
         began = time.monotonic()
-        while (ranks := settle(self.gate_server, enough)) and self._some_come_out(ranks):
+        while (ranks := settle(self.gate_server, enough, tell)) and self._some_come_out(ranks):
             if time.monotonic() - began >= PATIENCE_SECONDS:
-                return
+                return False
+        return ranks is not None
 
     def _some_come_out(self, ranks: frozenset[Name]) -> bool:
         """Return whether one of these is inside a call to which all have come: over a slow network it takes a while."""
@@ -204,7 +227,7 @@ class PausedJob:
             return False
         stuck = {rank for hang in hangs(trace) if waits_for_a_call(hang) for rank in hang.waiting}
         numbers = {number for number, name in enumerate(self.gate_server.names) if name in ranks}
-        return any(inside(trace, number) is not None for number in numbers - stuck)
+        return any(number in inside(trace) for number in numbers - stuck)
 
     def _check_rank(self, rank: Name) -> None:
         """Raise DlearnError if there is no such rank. A script's ranks are known when one has come."""
@@ -212,8 +235,8 @@ class PausedJob:
         if names and rank not in names:
             raise DlearnError(f"there is no rank {rank!r}; the ranks of this job are {list(names)}.")
 
-    def _nothing_came(self, who: str) -> DlearnError:
-        return DlearnError(f"no call of {who} comes to the gate: {self._why_not()}")
+    def _nothing_came(self, who: str) -> GateError:
+        return GateError(f"no call of {who} comes to the gate: {self._why_not()}")
 
     def _why_not(self) -> str:
         """Say what is known of a job that does not go on."""
@@ -223,17 +246,37 @@ class PausedJob:
             return "it was opened for good"
         if self.gate_server.over:
             return "all ranks have ended"
-        words = [f"{rank_text(name)} {now}" for name, now in self.ranks.items()]
-        return self.hang or "; ".join(words) or "no rank has come yet"
+        hang = self.hang_by(settled=True)
+        return "\n".join(hang.sentences) or hang.why
+
+
+def _text(doing: dict[Name, str]) -> str:
+    words = [f"{rank_text(name)} {now}" for name, now in doing.items()]
+    return "; ".join(words) or "no rank has come yet"
+
+
+def _without_end(found: list[Hang], may_come: set[int], *, by_rpc: bool) -> tuple[list[Hang], list[Hang]]:
+    """Part the hangs for a rank that never comes from those that end when these ranks come.
+
+    What an RPC's function waits for is not known: any may end it, unless it hangs `by_rpc`.
+    """
+    stuck, others = found, list[Hang]()
+
+    def can_end(hang: Hang) -> bool:
+        if hang.operation.exchange is not None:
+            return bool(may_come) and not by_rpc
+        return bool(hang.operation.missing) and may_come.issuperset(hang.operation.missing)
+
+    while ends := [hang for hang in stuck if can_end(hang)]:
+        others += ends
+        may_come.update(*(hang.waiting for hang in ends))
+        stuck = [hang for hang in stuck if hang not in ends]
+    return stuck, others
 
 
 def _first(calls: list[PausedCall], rank: Name | None = None) -> PausedCall | None:
     """Return the call that waits longest, of this rank if one is given; None if none waits."""
     return next((call for call in calls if rank in (None, call.rank)), None)
-
-
-def rank_text(name: Name) -> str:
-    return f"rank {name}" if isinstance(name, int) else name
 
 
 def _rpc_texts(trace: Trace) -> dict[int, str]:
@@ -253,10 +296,11 @@ def _rpc_texts(trace: Trace) -> dict[int, str]:
 # When no rank will come to the gate by itself -------------------------------------------------------------------------
 
 
-def settle(gate_server: GateServer, enough: Callable[[float], object]) -> frozenset[Name] | None:
+def settle(gate_server: GateServer, enough: Callable[[float], object], tell: bool) -> frozenset[Name] | None:
     """Wait until each rank waits at the gate, has ended, or is inside a call; return those that are inside.
 
-    None as soon as `enough`, asked with the seconds that have passed, says so, or when there is trouble.
+    None as soon as `enough`, asked with the seconds that have passed, says so, or when there is trouble. After two
+    seconds a notice may `tell` which ranks are waited for.
     """
     began = changed = time.monotonic()
     said, last = False, gate_server.changes
@@ -283,7 +327,7 @@ def settle(gate_server: GateServer, enough: Callable[[float], object]) -> frozen
                 busy += [call.rank for call in dict(gate_server.judged).values()]
             if gate_server.changes == seen and gate_server.names and not busy and not is_over():
                 return frozenset(gate_server.names) - here
-        if busy and not said and time.monotonic() - began >= TELL_SECONDS:
+        if busy and tell and not said and time.monotonic() - began >= TELL_SECONDS:
             who = ", ".join(map(rank_text, busy))
             notice(f"waiting until {who} calls something (an interrupt ends this wait only)")
             said = True

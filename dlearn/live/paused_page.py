@@ -1,4 +1,4 @@
-"""A paused job in a notebook: its stage, on which each call at the gate waits on its wire, and buttons.
+"""A paused job in a notebook: its stage, with each call at the gate at a rim, and buttons.
 
 The HTML holds the state of when it was shown. With a kernel and anywidget a bridge (play/bridge.js)
 sends each new state to the page, and each click to the job.
@@ -7,17 +7,18 @@ sends each new state to the page, and each click to the job.
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from dlearn.errors import DlearnError
 from dlearn.events.printable import printable
-from dlearn.live.paused_job import PausedJob, rank_text
+from dlearn.live.held_stage import State, snippet, stage_of
+from dlearn.live.paused_job import LOCKED_SECONDS, PATIENCE_SECONDS, PausedJob
 from dlearn.shown import in_a_notebook
 
 AGAIN_SECONDS = 1.0  # Between two looks at the ranks, if no call comes to the gate.
 SETTLE_SECONDS = 0.3  # After a change: for the changes that follow at once.
-MOST_SENT = 1000  # Waiting calls that a page gets.
-State = dict[str, Any]
+ENOUGH_SECONDS = LOCKED_SECONDS + 1
 
 
 class PausedPage:
@@ -26,55 +27,23 @@ class PausedPage:
     def __init__(self, job: PausedJob, name: str) -> None:
         self._name, self._gate = name, job.gate_server
         self._job = weakref.ref(job)
-        self._wires: dict[tuple[int, int], None] = {}
+        self._settled_at = -1  # The gate's changes when no rank could go on by itself.
         self._last = ""
         self._widget: Any = None
         self._sending = threading.Lock()
 
     def state(self) -> State:
-        """Return what the page shows: the ranks, the calls that wait, and what the other ranks do."""
-        from dlearn.play.packing import MIDDLE, circle
-
-        job, names = self._job(), self._gate.names
-        number = {name: rank for rank, name in enumerate(names)}
-        waiting = []
-        for call in list(self._gate.calls):
-            to = MIDDLE if call.to in (None, call.rank) else number[call.to]
-            ends = number[call.rank], to
-            receives = call.op == "recv"
-            self._wires[ends[::-1] if receives and to != MIDDLE else ends] = None
-            facts: State = {"rank": number[call.rank], "to": to, "receives": receives}
-            facts |= {"op": printable(call.op), "bytes": call.bytes, "site": printable(call.site)}
-            waiting.append(facts)
-        state, hang, doing = "over", "", {}
-        if job is not None and job.under_way:
-            state = "open" if self._gate.is_open else "paused"
-            hang, doing = job.hang, job.ranks
-        now = []
-        for name in names:
-            # Without the call and its line of code: a box is small, and the call is on its wire.
-            words, _, _ = doing.get(name, "has ended").partition(": ")
-            now.append(printable(words.partition(" (")[0]))
-        return {
-            "lanes": [printable(rank_text(name)) for name in names],
-            "stage": circle(len(names), self._wires),
-            "waiting": waiting[:MOST_SENT],
-            "now": now,
-            "hang": hang,
-            "passed": len(self._gate.passed),
-            "last": self._last,
-            "state": state,
-        }
+        """Return what the page shows: the stage, what was clicked last, if the gate is open."""
+        job = self._job()
+        if job is None or not job.under_way:
+            return stage_of(self._gate, {}, ()) | {"hang": "", "last": self._last, "state": "over"}
+        hang = job.hang_by(settled=self._gate.changes == self._settled_at)
+        state = "open" if self._gate.is_open else "paused"
+        return hang.stage | {"hang": "\n".join(hang.sentences), "last": self._last, "state": state}
 
     def html(self) -> str:
-        """Return the stage as it is now. A page that runs no scripts lists the calls and ranks in words."""
-        from dlearn.play.page import frame, pack
-
-        job = self._job()
-        words = [str(call) for call in self._gate.calls[:MOST_SENT]]
-        if job is not None:
-            words += [f"{name}: {now}" for name, now in job.ranks.items()]
-        return frame("paused", self._name, "A held job", pack(self.state(), {}), words=words)
+        """Return the stage as it is now."""
+        return snippet(self._name, "A held job", self.state())
 
     def open(self) -> None:
         """Join the stages of this job on the page, later ones too. Raises SetupError without anywidget."""
@@ -84,8 +53,8 @@ class PausedPage:
             return
         needed_by = "a stage whose buttons act on the run"
         self._widget = widget(self._name, self.state(), needed_by=needed_by)
-        self._widget.on_msg(lambda _, clicked, __: self._obey(clicked))
-        threading.Thread(target=self._follow, daemon=True, name="dlearn-paused-page").start()
+        self._widget.on_msg(lambda _, clicked, __: _in_background(self._obey, clicked))
+        _in_background(self._follow)
 
     def _follow(self) -> None:
         """Send each new state to the page, until the job has ended."""
@@ -94,9 +63,18 @@ class PausedPage:
             with self._gate.changed:
                 self._gate.changed.wait(AGAIN_SECONDS)
                 self._gate.changed.wait_for(self._gate.all_wait, SETTLE_SECONDS)
-            began = time.thread_time()
+            began, seen = time.thread_time(), self._gate.changes
             state = self._send()
+            self._settle(seen)
             time.sleep(10 * (time.thread_time() - began))  # A large trace takes a while to read.
+
+    def _settle(self, seen: int) -> None:
+        """Find out whether any rank can go on by itself, unless something happens meanwhile."""
+        job = self._job() if self._settled_at != seen else None
+        if job is not None and job.settles(
+            lambda passed: seen != self._gate.changes or passed > ENOUGH_SECONDS, tell=False
+        ):
+            self._settled_at = seen
 
     def _send(self) -> str:
         """Send the state to the page if it is new; return whether the job is paused, open or over."""
@@ -105,7 +83,7 @@ class PausedPage:
         return str(state["state"])
 
     def _obey(self, clicked: dict[str, Any]) -> None:
-        """Act on a click. It waits for no rank: a call that it lets through waits already."""
+        """Act on a click."""
         job = self._job()
         if job is None or not job.under_way:
             return
@@ -115,14 +93,18 @@ class PausedPage:
                     job.free()
                     self._last = "the gate is open"
                 case {"act": "step"}:
-                    self._passed(job.let_through_now())
+                    self._say("let through", job.let_through_now())
                 case {"act": "release", "rank": int(rank)} if 0 <= rank < len(self._gate.names):
-                    self._passed(job.let_through_now(self._gate.names[rank]))
+                    self._say("let through", job.let_through_now(self._gate.names[rank]))
+                case {"act": "until", "op": str(op)}:
+                    self._say("waits", job.run_until(op=op, patience=PATIENCE_SECONDS))
         except DlearnError as error:
             self._last = str(error)
         self._send()
 
-    def _passed(self, call: object) -> None:
-        self._last = "nothing of it waits now"
-        if call is not None:
-            self._last = f"let through: {printable(str(call))}"
+    def _say(self, what: str, call: object) -> None:
+        self._last = "no such call waits now" if call is None else f"{what}: {printable(str(call))}"
+
+
+def _in_background(act: Callable[..., object], *given: object) -> None:
+    threading.Thread(target=act, args=given, daemon=True, name="dlearn-paused-page").start()

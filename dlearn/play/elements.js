@@ -8,13 +8,17 @@ function add(parent, name, attributes = {}, text = "") {
   return parent.appendChild(made);
 }
 
-function sizeText(bytes) {
-  if (bytes === null) return "? B";
-  for (const [unit, scale] of [["B", 1], ["kB", 1e3], ["MB", 1e6], ["GB", 1e9], ["TB", 1e12]]) {
-    const number = bytes / scale;
-    if (number < 999.5 || unit === "TB") return `${unit === "B" ? number : number.toPrecision(3)} ${unit}`;
-  }
+const SIZES = [["B", 1], ["kB", 1e3], ["MB", 1e6], ["GB", 1e9], ["TB", 1e12]];
+const TIMES = [["µs", 1e3], ["ms", 1e6], ["s", 1e9]];
+const unitOf = (number, units) => units.find(([, scale]) => number < 999.5 * scale) ?? units.at(-1);
+function inUnits(number, units) {
+  const [unit, scale] = unitOf(number, units);
+  const isWhole = scale === 1 || number >= 999.5 * scale; // bytes, and what has no larger unit
+  const many = number / scale;
+  return `${isWhole ? Math.round(many).toLocaleString("en-US") : many.toPrecision(3)} ${unit}`;
 }
+const sizeText = (bytes) => (bytes === null ? "? B" : inUnits(bytes, SIZES));
+const timeText = (ns) => inUnits(ns, TIMES);
 
 // The JSON's length, the JSON, and its `columns`, each number in four bytes (page.py packs them).
 async function unpack(packed) {

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from dlearn.analysis.replay import Change, Step, Walkthrough
-from dlearn.draw.animation import WIDTH, Spots, spots_of
+from dlearn.analysis.replay.steps import Change, Step, Walkthrough
 from dlearn.draw.autograd_bands import lay_out
-from dlearn.draw.palette import BACKWARD, FORWARD, OPTIMIZER, SERIES, WHOLE, look
+from dlearn.draw.palette import BACKWARD, FORWARD, OPTIMIZER, WHOLE, look, look_of
+from dlearn.draw.traffic_graph import STAGE_WIDTH, Middles, Pair, spots_of
 from dlearn.events.event import Collective
 from dlearn.events.printable import printable
 from dlearn.join.autograd_graph import AutogradGraph
@@ -17,8 +17,6 @@ from dlearn.shown import RankNames
 MOST_NAMES = 8  # Of more ranks each is its number alone, if it has no name of its own.
 MIDDLE = -1  # The receiver, on the stage of a paused job, of what goes to all ranks.
 _COMPUTES = {"optimizer": OPTIMIZER, "backward": BACKWARD, "gradient": BACKWARD, "node": BACKWARD}
-
-Pair = tuple[int, int]  # The lanes of sender and receiver.
 
 
 def player_facts(walk: Walkthrough) -> dict[str, Any]:
@@ -61,12 +59,12 @@ def player_facts(walk: Walkthrough) -> dict[str, Any]:
 def _call(message: Message, number: int) -> dict[str, Any]:
     """Return the operation's name, if it is a collective, and its hue: of a bucket the bucket's."""
     operation = message.operation
-    bucket, color = operation.bucket, look(operation.op).color
+    bucket = operation.bucket
     name = f"{operation.op} #{operation.seq}" if isinstance(operation.ends[0], Collective) else ""
     if bucket is not None:
-        name, color = f"{name} (bucket {bucket.index})", SERIES[bucket.index % len(SERIES)]
+        name += f" (bucket {bucket.index})"
     return {
-        "number": number, "name": printable(name), "color": color, "rounds": {},
+        "number": number, "name": printable(name), "color": look_of(operation).color, "rounds": {},
         "family": family_of_op(operation.op), "bytes": message.whole_bytes,
         "bucket": -1 if bucket is None or bucket.model else bucket.index,
     }  # fmt: skip
@@ -127,19 +125,18 @@ def _stage(walk: Walkthrough, lanes: Mapping[int, int]) -> dict[str, Any]:
     for step in walk.steps:
         pairs += step.never
     wires = dict.fromkeys(_between(pairs, lanes))
-    spots = spots_of(range(len(lanes)), wires)
+    middles, wide, high = spots_of(range(len(lanes)), wires)
     families = {family_of_op(message.op) for message in walk.messages}
     tree = _tree([*wires], len(lanes)) if families == {"broadcast"} else {}
     if families == {"reduce"}:  # Its last round is the highest row.
         tree = _tree([(dst, src) for src, dst in reversed(wires)], len(lanes))
-    middles = spots.middles
     if tree:
-        across, down = (WIDTH - spots.wide - 24) / max(1, len(tree) - 1), spots.high + 52
-        left, top = spots.wide / 2 + 12, spots.high / 2 + 24
+        across, down = (STAGE_WIDTH - wide - 24) / max(1, len(tree) - 1), high + 52
+        left, top = wide / 2 + 12, high / 2 + 24
         middles = {lane: (left + across * x, top + down * y) for lane, (x, y) in tree.items()}
     elif 4 < len(lanes) <= 8:  # Room for what stands above and below a box.
         middles = {lane: (x, 1.25 * y) for lane, (x, y) in middles.items()}
-    return _stage_facts(spots._replace(middles=middles), wires)
+    return _stage_facts(middles, wide, high, wires)
 
 
 def _tree(pairs: Sequence[Pair], ranks: int) -> dict[int, Pair]:
@@ -155,17 +152,23 @@ def _tree(pairs: Sequence[Pair], ranks: int) -> dict[int, Pair]:
     return places if len(order) == ranks else {}
 
 
+def hue(op: str) -> str:
+    """Return the colour of an operation, as in all pictures."""
+    return look(op).color
+
+
 def circle(ranks: int, wires: Mapping[Pair, None]) -> dict[str, Any]:
     """Return a stage with the ranks in a circle, as their pairs may not be known yet, and these wires."""
-    return _stage_facts(spots_of(range(ranks), ()), wires)
+    return _stage_facts(*spots_of(range(ranks), ()), wires)
 
 
-def _stage_facts(spots: Spots, wires: Iterable[Pair]) -> dict[str, Any]:
+def _stage_facts(
+    places: Middles, wide: float, high: float, wires: Iterable[Pair]
+) -> dict[str, Any]:  # fmt: skip
     """Return middles and sizes of boxes on `width` pixels; stage.js makes them fit, with wires."""
-    middles = [(round(x, 1), round(y, 1)) for _, (x, y) in sorted(spots.middles.items())]
+    middles = [(round(x, 1), round(y, 1)) for _, (x, y) in sorted(places.items())]
     pairs = [{"src": src, "dst": dst} for src, dst in wires]
-    size = {"wide": spots.wide, "high": spots.high, "width": WIDTH}
-    return size | {"spots": middles, "wires": pairs}
+    return {"wide": wide, "high": high, "width": STAGE_WIDTH, "spots": middles, "wires": pairs}
 
 
 def _graph(graph: AutogradGraph, labels: RankNames) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import base64
 import hashlib
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -15,13 +15,15 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from dlearn.draw.palette import DARK, LIGHT, LINES
+from dlearn.draw.save import closed_after, svg_of
 from dlearn.errors import optional
 from dlearn.events.event_table import Column
 from dlearn.play.writing import Place, write
+from dlearn.trace import Trace
 
 _SCRIPTS = {
     "player": ("elements.js", "pictures.js", "stage.js", "player.js"),
-    "strip": ("elements.js", "strip.js"),
+    "strip": ("elements.js", "strip_calls.js", "strip_run.js", "strip.js"),
     "paused": ("elements.js", "pictures.js", "stage.js", "paused.js"),
 }
 
@@ -49,6 +51,15 @@ def page(title: str, snippet: str, path: Place = None) -> str:
     if path is not None:
         write({Path(path): [made]})
     return made
+
+
+def still(picture: Callable[[Trace], Any], trace: Trace) -> str:
+    """Return a drawing as an `<img>`, which notebooks that are not trusted keep."""
+    with closed_after():
+        axes = picture(trace)
+        data = "data:image/svg+xml;base64," + base64.b64encode(svg_of(axes).encode()).decode()
+    made = Markup('<img class="still" data-view="{}" alt="{}" src="{}">')
+    return made.format(picture.__name__, axes.get_label(), data)
 
 
 def pack(facts: Mapping[str, Any], columns: Mapping[str, Column]) -> str:
@@ -99,15 +110,11 @@ def _style() -> str:
         f"{night}{{body:not([data-jp-theme-light]) .dlearn-player{{{dark}}}}}",
         _read("player.css"),
     ]
-    for how in filter(dashes, LINES):
-        lines.append(f".dlearn-player .{how}{{stroke-dasharray:{dashes(how)}}}")
+    for how, line in LINES.items():
+        if not isinstance(line, str):
+            dashes = " ".join(str(1.5 * length) for length in line[1])
+            lines.append(f".dlearn-player .{how}{{stroke-dasharray:{dashes}}}")
     return "\n".join(lines)
-
-
-def dashes(how: str) -> str:
-    """Return "6.0 3.0", as SVG wants it; "" where the line is solid."""
-    line = LINES[how]
-    return "" if isinstance(line, str) else " ".join(str(1.5 * length) for length in line[1])
 
 
 def _variables(colors: Mapping[str, str]) -> str:

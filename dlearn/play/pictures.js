@@ -1,8 +1,5 @@
 // The pictures of the player: each draws the steps up to the current one, anew.
 
-const LINE_PX = 24;
-const MOST_LINES = 20;
-const AHEAD_ROWS = 3; // still to come
 const NAME_PX = 92;
 const NODE = { width: 86, height: 24, across: 96, down: 44 }; // of a graph; across and down to the next
 const LEAST_SCALE = 0.6; // of a graph, so that its names can be read
@@ -16,93 +13,17 @@ function addSvg(parent, id, attributes) {
   return svg;
 }
 
-// With its name, where there is room for so many letters; nothing where there is hardly room for one.
-function labelOf(step, letters = Infinity) {
-  const size = (step.how === "missing" ? "never came: " : "") + sizeText(step.bytes);
-  const named = `${step.mark} · ${size}`;
-  if (named.length <= letters) return named;
-  return letters > 0.5 ? size : "";
-}
-
-// A row is what travels together, as many lines high as arrows lie on each other.
-function rowsOf({ steps }, played) {
-  const rows = [];
-  played.forEach((number, place) => {
-    const { src, dst, round } = steps[number];
-    const isNew = dst < 0 || round !== rows.at(-1)?.round;
-    if (isNew) rows.push({ round: dst < 0 ? -1 : round, first: place, arrows: [], lines: 0 });
-    const [row, left, right] = [rows.at(-1), Math.min(src, dst), Math.max(src, dst)];
-    let line = 0;
-    while (row.arrows.some((other) => other.line === line && other.left < right && left < other.right)) line += 1;
-    row.arrows.push({ number, place, line, left, right });
-    row.lines = Math.max(row.lines, line + 1);
-  });
-  return rows;
-}
-
-function drawRows(parent, { data, id, played, step }) {
-  const names = add(parent, "div", { class: data.lanes.length > MOST_BANDS ? "names many" : "names" });
-  for (const name of data.lanes) add(names, "span", { title: name }, name);
-  const lanes = data.lanes.length;
-  const rows = rowsOf(data, played);
-  const current = rows.findLastIndex(({ first }) => first < step);
-  let [first, end] = [Math.max(0, current), Math.min(rows.length, current + 1 + AHEAD_ROWS)];
-  const lines = () => rows.slice(first, end).reduce((sum, row) => sum + row.lines, 0);
-  while (first > 0 && lines() < MOST_LINES) first -= 1;
-  while (end < rows.length && lines() < MOST_LINES) end += 1;
-  const label = "Sequence diagram; its steps are listed in words below";
-  const height = LINE_PX * Math.max(1, lines()) + 8;
-  const svg = addSvg(parent, id, { class: "rows", width: "100%", height, "aria-label": label });
-  const x = (lane) => `${(100 * (lane + 0.5)) / lanes}%`;
-  for (const lane of data.lanes.keys()) add(svg, "line", { class: "lane", x1: x(lane), x2: x(lane), y2: "100%" });
-  let y = 0;
-  rows.slice(first, end).forEach((row, number) => {
-    const size = { width: "100%", y, height: LINE_PX * row.lines - 2 };
-    add(svg, "rect", { class: first + number === current ? "mark" : "round", ...size });
-    for (const { number, place, line } of row.arrows) {
-      const { how, color } = data.steps[number];
-      const state = ["", "current", "later"][1 + Math.sign(place - step + 1)];
-      const group = add(svg, "svg", { class: `step ${how} ${state}`, y: y + LINE_PX * line + 18 });
-      group.style.setProperty("--op", color);
-      drawRow(group, data.steps[number], x, lanes, id, parent.clientWidth / lanes);
-    }
-    y += LINE_PX * row.lines;
-  });
-}
-
-function drawRow(group, { src, dst, hung, ...step }, x, lanes, id, lanePx) {
-  const head = { "marker-end": `url(#${id}head)` };
-  const label = (across) => labelOf(step, (lanePx * across) / 6.5 - 2);
-  if (hung) {
-    const [waiting, absent] = hung;
-    for (const lane of waiting) add(group, "circle", { cx: x(lane), cy: -5, r: 5 });
-    for (const lane of absent) add(group, "text", { class: "absent", x: x(lane), dy: 1 }, lanes > MOST_BANDS ? "✖" : "✖ never came");
-  } else if (dst < 0) {
-    const [dx, anchor] = src * 2 >= lanes ? [-10, "end"] : [10, "start"];
-    add(group, "circle", { cx: x(src), cy: -5, r: 5 });
-    add(group, "text", { x: x(src), dx, dy: 3, style: `text-anchor: ${anchor}` }, step.mark);
-  } else if (src === dst) {
-    add(add(group, "svg", { x: x(src) }), "path", { d: "M0-10h18v10H1", ...head });
-    add(group, "text", { x: x(src), dx: -22, dy: 3 }, label(1));
-  } else {
-    add(group, "line", { x1: x(src), x2: x(dst), ...head });
-    add(group, "text", { x: x((src + dst) / 2) }, label(Math.abs(src - dst)));
-  }
-}
-
 function drawGraph(parent, { data, id, played, step }) {
   const highlighted = played.slice(0, step).map((number) => data.steps[number].highlighted).filter(Boolean);
   const which = highlighted.at(-1)?.[0] ?? 0;
   const ran = highlighted.filter(([graph]) => graph === which).map(([, node]) => node);
   const graph = data.graphs[which];
-  const scroll = { class: "scroll", tabindex: 0, role: "group", "aria-label": "Graph, wider than the page" };
-  const box = add(parent, "div", scroll);
   const width = NODE.across * graph.columns + NAME_PX;
   const height = NODE.down * graph.rows + 8;
-  const scale = Math.max(LEAST_SCALE, Math.min(1, box.clientWidth / width)); // It fits, or it scrolls.
+  const scale = Math.max(LEAST_SCALE, Math.min(1, parent.clientWidth / width)); // or it scrolls
   const label = "Graph of the backward pass; nodes are filled as they run";
   const size = { width: width * scale, height: height * scale, viewBox: `0 0 ${width} ${height}` };
-  const svg = addSvg(box, id, { class: "graph", ...size, "aria-label": label });
+  const svg = addSvg(parent, id, { class: "graph", ...size, "aria-label": label });
   const bandOf = ([, top, rows]) => ({ y: NODE.down * top + 2, height: NODE.down * rows - 4 });
   for (const band of graph.bands) add(svg, "rect", { class: "band", width: "100%", ...bandOf(band) });
   const middles = graph.nodes.map(([column, row]) => {
@@ -113,8 +34,8 @@ function drawGraph(parent, { data, id, played, step }) {
     const state = ran.includes(number) ? "ran" : "waits";
     drawNode(svg, name, middles[number], number === ran.at(-1) ? "current" : state);
   });
-  if (ran.length) box.scrollLeft = middles[ran.at(-1)][0] * scale - box.clientWidth / 2;
-  const x = box.scrollLeft / scale + 6; // Where it is in sight.
+  if (ran.length) parent.scrollLeft = middles[ran.at(-1)][0] * scale - parent.clientWidth / 2;
+  const x = parent.scrollLeft / scale + 6; // Where it is in sight.
   for (const [name, top] of graph.bands) add(svg, "text", { x, y: NODE.down * top + 11, class: "worker" }, name);
 }
 
@@ -152,8 +73,6 @@ function drawLegend(parent, { lanes, panels, calls, whole }, panel) {
   if (isSum) swatch(color, many ? "the stronger, the more ranks' parts are in it" : "parts add up, a band for each rank");
   swatch(whole, isSum ? "whole: all parts" : "has come");
 }
-
-const VIEWS = { stage: drawStage, sequence: drawRows, graph: drawGraph };
 
 // After step `until` (-1: before the first): for each lane of a panel, its cells with text, share, and owners.
 function heldOn({ lanes, panels, changes }, number, until) {

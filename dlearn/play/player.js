@@ -1,5 +1,5 @@
 // The player. The page holds a still picture and, packed, all that happens: steps, words, what each rank holds. This
-// puts controls around it, and shows one step after the other: on a stage, as rows, or in a graph.
+// puts controls around it, and shows one step after the other, on a stage or in a graph.
 
 const PLAY_MS = 1200;
 const OWN_MS = 150; // for what a rank does by itself, if it changes a box
@@ -24,6 +24,11 @@ function mount(root, data) {
   const button = (name) => find(`[data-go=${name}]`);
   const speed = () => Number(find(".speed").value);
 
+  const still = find(".still"); // a film or a sequence, for pages that run no scripts, too
+  const views = { stage: drawStage };
+  if (still) views[still.dataset.view] = (parent) => parent.append(still);
+  if (data.graphs.length) views.graph = drawGraph;
+
   let played = everything; // the steps that are not hidden
   let step = data.steps.findIndex(({ hung }) => hung) + 1; // how many have been shown: of a hang, up to it
   let view = "stage";
@@ -35,7 +40,7 @@ function mount(root, data) {
     const current = played[step - 1];
     width = picture.clientWidth;
     picture.replaceChildren();
-    const panel = VIEWS[view](picture, { data, id, played, step, current, moved, speed: speed() });
+    const panel = views[view](picture, { data, id, played, step, current, moved, speed: speed() });
     drawLegend(find(".legend"), data, panel);
     showWords(current);
     showTotals();
@@ -157,8 +162,7 @@ function mount(root, data) {
     else showWords(played[step - 1]);
   });
 
-  for (const name of Object.keys(VIEWS)) {
-    if (name === "graph" ? !data.graphs.length : name === "sequence" && many) continue;
+  for (const name of Object.keys(views)) {
     const attributes = { type: "button", "data-view": name, "aria-pressed": name === view };
     add(find(".views"), "button", attributes, name).addEventListener("click", ({ target }) => {
       view = name;

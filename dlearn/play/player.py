@@ -10,20 +10,24 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, SupportsIndex
 
-from markupsafe import Markup
-
-from dlearn.analysis.replay import Walkthrough, walkthrough
+from dlearn.analysis.replay.steps import Walkthrough
+from dlearn.analysis.replay.walkthrough import walkthrough
+from dlearn.draw import film, sequence
 from dlearn.draw.animation import animate
 from dlearn.errors import DlearnError, SetupError
 from dlearn.events.printable import printable
+from dlearn.join.joining import operations
 from dlearn.join.message_evidence import messages as all_messages
 from dlearn.join.tables.message_table import Message, Messages
 from dlearn.notices import notice
 from dlearn.play.packing import player_facts
-from dlearn.play.page import Page, frame, name_for, pack, render, widget
-from dlearn.play.static_frames import MOST_ROWS, static_frame
+from dlearn.play.page import Page, frame, name_for, pack, page, render, still, widget
+from dlearn.play.writing import Place
 from dlearn.shown import count_text, in_a_notebook
 from dlearn.trace import Trace
+
+_MOST_SENTENCES = 24  # Where no scripts run.
+_PICTURE = '<div class="picture">'
 
 
 class Player(Page):
@@ -32,17 +36,16 @@ class Player(Page):
     `step` is the same here and on the page. Without a kernel and anywidget it is only remembered.
     """
 
-    def __init__(self, walk: Walkthrough) -> None:
-        self.walk = walk
+    def __init__(self, walk: Walkthrough, trace: Trace) -> None:
+        self.walk, self._trace = walk, trace
         self.title = printable(walk.title)
         self.sentences = tuple(printable(step.sentence) for step in walk.steps)
         self.notes = tuple(printable(note) for note in walk.notes)
         markup = {name: render(f"{name}.html") for name in ("controls", "totals")}  # For scripts.
         data = pack(player_facts(walk) | markup, {})
         self._name = name_for(self.title, data)
-        facts = {"sentences": self.sentences, "most": MOST_ROWS, "notes": self.notes}
-        picture = Markup(static_frame(walk))
-        self.snippet = frame("player", self._name, self.title, data, picture=picture, **facts)
+        facts = {"sentences": self.sentences, "most": _MOST_SENTENCES, "notes": self.notes}
+        self.snippet = frame("player", self._name, self.title, data, **facts)
         hung = (number for number, step in enumerate(walk.steps, 1) if step.absent)
         self._step = next(hung, 0)
         self._callbacks: list[Callable[[int], object]] = []
@@ -82,12 +85,19 @@ class Player(Page):
             warnings.warn(self._unlinked, stacklevel=3)
             self._unlinked = ""
 
-    def to_gif(self, path: str | os.PathLike[str], *, seconds: float = 1.2) -> None:
-        """Write an animation of the stage, in at most 40 frames."""
-        animate(self.walk, path, seconds=seconds)
+    def to_html(self, path: Place = None) -> str:
+        return page(self.title, self._repr_html_(), path)
+
+    def to_gif(
+        self, path: str | os.PathLike[str], *, seconds: float = 0.5, dark: bool = False
+    ) -> None:  # fmt: skip
+        """Write an animation of 12 frames a second, at most 256; `dark` is for dark pages."""
+        animate(self.walk, path, seconds=seconds, dark=dark)
 
     def _repr_html_(self) -> str:
-        return self.snippet
+        """Return the page with a picture, for a notebook that runs no scripts: a film or a sequence."""
+        picture = still(film if len(operations(self._trace)) == 1 else sequence, self._trace)
+        return self.snippet.replace(_PICTURE, f"{_PICTURE}{picture}", 1)
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
         """Return what a notebook asks for when it is about to show this."""
@@ -134,4 +144,4 @@ def player(
         )
     if (count := len(all_messages(trace))) > 10_000:
         notice(f"making a player of a trace with {count:,} messages, which takes some seconds")
-    return Player(walkthrough(trace, messages=messages, title=title, tags=tags))
+    return Player(walkthrough(trace, messages=messages, title=title, tags=tags), trace)

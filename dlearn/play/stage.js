@@ -75,7 +75,7 @@ function drawCells(box, held, data, { panel, isReady, color }) {
   box.replaceChildren();
   const { lanes, whole, panels, stage: { wide, high } } = data;
   const cells = [...held].sort(([a], [b]) => a - b);
-  if (panels[panel]?.lasting) return drawWords(box, cells, data.stage);
+  if (panels[panel]?.lasting) return drawWords(box, cells.map(([, [text]]) => text), data.stage);
   const room = (wide - 12) / cells.length;
   cells.forEach(([, [text, share, owners]], number) => {
     const cell = add(box, "g", { class: "cell" });
@@ -92,12 +92,12 @@ function drawCells(box, held, data, { panel, isReady, color }) {
   });
 }
 
-// What a rank keeps, in as many lines as fit.
-function drawWords(box, cells, { wide, high }) {
+// What a rank keeps or does, in as many lines as fit.
+function drawWords(box, words, { wide, high }) {
   const room = { x: 4 - wide / 2, y: 4 - high / 2, width: wide - 8, height: high - 8 };
   const list = document.createElement("ul");
   add(box, "foreignObject", room).append(list);
-  const texts = cells.map(([, [text]]) => text).filter(Boolean);
+  const texts = words.filter(Boolean);
   const most = Math.floor(high / 18) - 1;
   if (texts.length > most + 1) texts.splice(most, Infinity, `and ${texts.length - most} more`);
   for (const text of texts) add(list, "li", { title: text }, text);
@@ -175,11 +175,16 @@ function drawStage(parent, { data, id, current, moved, speed }) {
   return on.panel;
 }
 
-// The words of a packet stand beside the middle of its wire, unless they would lie on a box or stand there already.
-function addLabel(parent, { spots, wide, high, width }, [[x, y], [toX, toY]], step) {
-  const text = labelOf(step);
+// The words of a packet stand above the middle of its wire, outwards of a steep one, unless they
+// would lie on a box or stand there already.
+function addLabel(parent, { spots, wide, high, width, height }, [[x, y], [toX, toY]], step) {
+  const never = step.how === "missing" ? "never came: " : "";
+  const text = `${step.mark} · ${never}${sizeText(step.bytes)}`;
   const half = 3.3 * text.length;
-  const at = { x: Math.max(half, Math.min(width - half, (x + toX) / 2)), y: (y + toY) / 2 - 16 };
+  const aside = Math.max(0, half + 6 - Math.abs((16 * (toX - x)) / (toY - y)));
+  const middle = (x + toX) / 2 + aside * Math.sign(x + toX - width);
+  const above = aside && y + toY > height ? -22 : 16;
+  const at = { x: Math.max(half, Math.min(width - half, middle)), y: (y + toY) / 2 - above };
   const isOn = ([u, v]) => Math.abs(at.x - u) < half + wide / 2 && Math.abs(at.y - 4 - v) < high / 2 + HEAD;
   const isThere = [...parent.querySelectorAll("text")].some(({ textContent }) => textContent === text);
   if (!isThere && !spots.some(isOn)) add(parent, "text", { class: `label ${step.how}`, ...at }, text);

@@ -4,30 +4,31 @@
 operations, and who sends how much to whom in them, stand there once.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 
 from dlearn import draw
-from dlearn.analysis.ddp.step_times import RunSteps, StepOnRank, step_times
-from dlearn.draw.palette import SERIES, ink_on, look
-from dlearn.draw.save import closed_after, svg_of
+from dlearn.analysis.costs.pipeline_bubble import pipeline
+from dlearn.analysis.ddp.step_times import RunSteps, step_times
+from dlearn.analysis.replay.local_activity import spans_without_calls
+from dlearn.draw import palette
 from dlearn.draw.step_strip import FEWEST
+from dlearn.draw.timeline_model import stem_of
 from dlearn.errors import DlearnError
-from dlearn.events.event import Span
+from dlearn.events.event import PhaseSpan, Span
 from dlearn.events.event_table import Column
 from dlearn.events.printable import printable
 from dlearn.join.joining import all_ranks, operations
 from dlearn.join.operation_messages import sums_of, why_unknown
 from dlearn.join.tables.operation_table import Operation
 from dlearn.join.tables.operations import Operations
-from dlearn.play.page import Page, frame, name_for, pack
-from dlearn.play.static_frames import image
+from dlearn.play.page import Page, frame, name_for, pack, still
+from dlearn.play.strip_steps import step_facts, step_lengths
 from dlearn.shown import count_text, first_few
 from dlearn.trace import Trace
 
-Units = Callable[[int], int]  # From a time in ns to units from the first call on.
 _LEAST_UNIT_NS = 100
 _HIGHEST = 2**31 - 2  # Of a number in four bytes.
 _ROOM_FOR_STUCK = 1.15  # The page is longer than what was seen, where a call has not come out.
@@ -43,21 +44,24 @@ class Strip(Page):
 
     def __init__(self, trace: Trace) -> None:
         self.steps = step_times(trace)
-        calls = len(operations(trace).calls)
-        counted = f"{count_text(calls, 'call')} of {count_text(len(trace.ranks), 'rank')}"
-        finding = f": {self.steps.finding}" if self.steps.steps else ""
-        self.title = printable(f"{counted}{finding}")
-        data = pack(*strip_facts(trace, self.steps))
-        self.snippet = frame("strip", name_for(self.title, data), self.title, data, keys=_KEYS)
+        calls, found = len(operations(trace).calls), pipeline(trace)
+        title = f"{count_text(calls, 'call')} of {count_text(len(trace.ranks), 'rank')}"
+        if found.passes or self.steps.steps:
+            title = found.finding if found.passes else self.steps.finding
+        self.title = printable(title)
+        facts, columns = strip_facts(trace, self.steps)
+        data, title, odd = pack(facts, columns), self.title, self.steps.reported
+        if odd is not None:
+            to_step = '<button type="button" data-step="{}">{}</button>'
+            title = Markup(to_step).format(odd, title)
+        shown = {"keys": _KEYS, "facts": facts, **step_lengths(self.steps, facts)}
+        self.snippet = frame("strip", name_for(self.title, data), title, data, **shown)
         self._trace = trace
 
     def _repr_html_(self) -> str:
         """Return the page with a picture, for a notebook that runs no scripts, as one that is not trusted yet."""
-        with closed_after():
-            picture = draw.steps if len(self.steps.steps) >= FEWEST else draw.timeline
-            axes = picture(self._trace)
-            still = image(str(axes.get_label()), svg_of(axes))
-        return self.snippet.replace("</p>", f"</p>{still}", 1)
+        picture = draw.steps if len(self.steps.steps) >= FEWEST else draw.timeline
+        return self.snippet.replace("</p>", f"</p>{still(picture, self._trace)}", 1)
 
     def __repr__(self) -> str:
         return self.title
@@ -93,20 +97,10 @@ def strip_facts(trace: Trace, steps: RunSteps) -> tuple[dict[str, Any], dict[str
     first = np.searchsorted(calls.rank[order], [*ranks, ranks[-1] + 1])
     kinds, kind = _kinds(trace, shown, lanes)
     spans, within = _in_steps(trace, shown, steps)
-    titled: list[list[Any]] = []
-    shades = steps.shades
-    heat: list[tuple[int, int, int, int]] = []
-
-    def units(at_ns: int) -> int:
-        return (at_ns - begin_ns) // unit_ns
-
-    for step, shade in zip(steps.steps, shades, strict=True):
-        title, cells = step.title, _cells(step.cells, shade, lanes, units, last_ns)
-        begins, ends = [cell[1] for cell in cells], [cell[2] for cell in cells]
-        titled.append([printable(title), min(begins), max(ends) + 1, spans.get(title, -1)])
-        heat += cells
+    grounds, ground_columns = _grounds(trace, lanes, last_ns)
     facts = {
         "lanes": [printable(trace.label(rank)) for rank in ranks],
+        "ranks": ranks,
         "begin_us": begin_ns // 1000,
         "unit_ns": unit_ns,
         "length": max(1, shown_ns // unit_ns + 1),
@@ -115,11 +109,13 @@ def strip_facts(trace: Trace, steps: RunSteps) -> tuple[dict[str, Any], dict[str
         "kinds": kinds,
         **_colors(kinds),
         "spans": list(spans),
-        "steps": titled,
-        "heat": heat,
+        **step_facts(trace, steps, lanes, spans, unit_ns),
+        **grounds,
     }
     columns = _call_columns(shown, order, first, begin_ns, last_ns, unit_ns)
-    return facts, {**columns, "kind": kind, "within": within}
+    for name in ("ground_start", "ground_end"):
+        ground_columns[name] = (ground_columns[name] - begin_ns) // unit_ns
+    return facts, {**columns, "kind": kind, "within": within, **ground_columns}
 
 
 def _call_columns(
@@ -145,11 +141,19 @@ def _colors(kinds: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the colours with their legend, and number them in `kinds`."""
     families: dict[str, list[str]] = {}
     for kind in kinds:
-        names = families.setdefault(kind["color"], [])
-        names.append(kind["family"] or kind["mark"])
+        families.setdefault(kind["color"], []).append(kind["family"])
         kind["look"] = [*families].index(kind["color"])
     legend = [first_few([*dict.fromkeys(names)], _NAMES_SHOWN) for names in families.values()]
-    return {"colors": list(families), "legend": legend, "inks": {each: ink_on(each) for each in families}}
+    named = {"computes": palette.FORWARD, "transfer": palette.look("all_reduce").color}
+    named |= {"waits": palette.FAINT, "waited_for": palette.WAITED_FOR}
+    common = {name: _shades(color) for name, color in named.items()}
+    return {"colors": [*map(_shades, families)], "legend": legend, **common}
+
+
+def _shades(color: str) -> list[tuple[str, str]]:
+    """Return a colour with the ink on it, for a light page and for a dark one."""
+    shades = color, palette.at_night(color, least=3)
+    return [(each, palette.black_or_white(each)) for each in shades]
 
 
 def _kinds(trace: Trace, shown: Operations, lanes: dict[int, int]) -> tuple[list[dict[str, Any]], Column]:
@@ -179,17 +183,15 @@ def _kind(operation: Operation, trace: Trace, lanes: dict[int, int]) -> dict[str
     if operation.missing:
         never = first_few([trace.label(rank) for rank in operation.missing], _NAMES_SHOWN)
         text += f", which {never} never called"
-    op, bucket = look(operation.op), operation.bucket
-    mark, color, family = operation.op, op.color, op.family
-    if bucket is not None:
-        mark, color, family = f"bucket {bucket.index}", SERIES[bucket.index % len(SERIES)], ""
+    drawn, bucket = palette.look_of(operation), operation.bucket
     reason = why_unknown(operation)
     return {
         "op": operation.ends[0].op,
         "text": printable(text),
-        "mark": printable(mark),
-        "color": color,
-        "family": family,
+        "mark": printable(operation.op if bucket is None else drawn.family),
+        "color": drawn.color,
+        "family": drawn.family,
+        "bucket": -1 if bucket is None else bucket.index,
         "how": ", ".join(sorted({sent.how for sent in sums})) or "none",
         "why": "" if reason is None else printable(f"No messages known: {reason}"),
         "pairs": tuple(pairs),
@@ -211,15 +213,18 @@ def _in_steps(trace: Trace, shown: Operations, steps: RunSteps) -> tuple[dict[st
     return named, within
 
 
-def _cells(
-    step: dict[int, StepOnRank], shades: dict[int, float], lanes: dict[int, int], units: Units, last_ns: int
-) -> list[tuple[int, int, int, int]]:
-    """Return lane, start, end, shade (0 to 255, as in draw.steps; -1: unfinished) on each rank."""
-    cells = []
-    for rank, on_rank in step.items():
-        end_ns, shade = last_ns, -1
-        if on_rank.length_ns is not None:
-            end_ns = on_rank.start_ns + on_rank.length_ns
-            shade = int(255 * shades[rank])
-        cells.append((lanes[rank], units(on_rank.start_ns), units(end_ns), shade))
-    return cells
+def _grounds(trace: Trace, lanes: dict[int, int], last_ns: int) -> tuple[dict[str, Any], dict[str, Column]]:
+    """Return what ranks compute: phases of training, and spans of the program without calls."""
+    forward, backward = palette.WORKS
+    colors = {"forward": forward, "backward": backward, "optimizer": palette.OPTIMIZER}
+    kinds: dict[str, str] = {}
+    rows = []
+    for span in (*trace.of(PhaseSpan), *spans_without_calls(trace).values()):
+        name = stem_of(span) if isinstance(span, Span) else span.phase
+        kinds.setdefault(name, colors.get(name, palette.WORKS[len(kinds) % 2]))
+        rows.append((lanes[span.rank], span.start_ns, span.end_ns or last_ns, [*kinds].index(name)))
+    lane, start_ns, end_ns, kind = np.array(sorted(rows), np.int64).reshape(-1, 4).T
+    counted = np.searchsorted(lane, np.arange(len(lanes) + 1)).tolist()
+    shades = [(printable(name), _shades(color)) for name, color in kinds.items()]
+    columns = {"ground_start": start_ns, "ground_end": end_ns, "ground": kind}
+    return {"grounds": shades, "ground_first": counted}, columns

@@ -106,7 +106,8 @@ def operation(
     What is sent inside `with operation(...):`, on whatever thread, is its steps; it ends there. Python process groups
     do not pass torch's dispatcher, where the others are seen. `splits` are the bytes for each rank, where they differ.
     """
-    recording, number = _noted(op, note_collective, group, tensors, outputs, root=root, splits=splits)
+    facts = {"root": root, "splits": tuple(splits)}
+    recording, number = _noted(op, note_collective, group, tensors, outputs, **facts)
     return nullcontext() if recording is None else _inside(recording, number)
 
 
@@ -211,7 +212,6 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def make_header(*, job: str, rank: int | None = None, name: str = "", world_size: int | None = None) -> Header:
-    """Make the first line of this process's file."""
     return Header(
         format=FORMAT,
         job=job,
@@ -249,10 +249,7 @@ def refuse_other_traces(folder: Path, header: Header) -> None:
 
 
 def _may_be_one_job(path: Path, other: Header, header: Header) -> bool:
-    """Return whether the two may be of one job.
-
-    They have met already; or one does not know its job yet, and the other still runs and has met no process.
-    """
+    """Return whether they have met, or one knows no job and the other runs and has met none."""
     file = read(path)
     if header.job and header.job in file.joined:
         return True

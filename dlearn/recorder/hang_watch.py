@@ -33,14 +33,11 @@ class HangWatch:
         self._over = threading.Event()
         self._noted_ns = self._reported_ns = -1
         self._thread = threading.Thread(target=self._look, daemon=True, name="dlearn-hang-watch")
-
-    def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
         self._over.set()
-        if self._thread.is_alive():
-            self._thread.join(STOP_SECONDS)
+        self._thread.join(STOP_SECONDS)
 
     def _look(self) -> None:
         while not self._over.wait(self.after / LOOKS):

@@ -14,19 +14,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from dlearn.events import event as seen
 from dlearn.events.agent_log import log_path
-from dlearn.events.event import (
-    NOT_OBSERVED,
-    Bucket,
-    Collective,
-    Counters,
-    Event,
-    Header,
-    Line,
-    PointToPoint,
-    RpcCall,
-    Span,
-)
+from dlearn.events.event import NOT_OBSERVED, Collective, Counters, Event, Header, PointToPoint
 from dlearn.events.job_facts import EXITED, RETURNED, Heartbeat
 from dlearn.events.mpi_facts import ANY_TAG
 from dlearn.events.options import Options
@@ -51,6 +41,7 @@ from dlearn.recorder.hang_watch import HangWatch
 OWN = (
     collectives.install, ddp.install, mpi_hook.install, rpc_hook.install, collectives.install_groups,
     ddp.install_steps, rendezvous_calls.install, profiler_ranges.install,
+    profiler_ranges.install_passes,
 )  # fmt: skip
 """dlearn's own recorders, in this order. One for another library: docs/new-recorder.md."""
 
@@ -83,7 +74,7 @@ class Recording(Host):
         ignore = self.sockets.ignored_ports.add
         self.clocks = ClockServer(self, path, ignore, keep_store=options.gather, alone=alone)
         self.log = AgentLog(None if sorted_stderr else log_path(path))
-        self._watch = HangWatch(self, path, options.hang_after) if options.hang_after else None
+        self._watch: HangWatch | None = None
         try:
             if not lazy:
                 self._writer.write(header)
@@ -91,8 +82,8 @@ class Recording(Host):
                 self.undo.callback(install(self))
             for source in map(find, options.sources):
                 self.undo.callback(source.install(_Announcing(self, source)))
-            if self._watch is not None:
-                self._watch.start()
+            if options.hang_after:
+                self._watch = HangWatch(self, path, options.hang_after)
         except BaseException:
             self.undo.close()
             self._writer.close()
@@ -138,7 +129,7 @@ class Recording(Host):
         if gate.current is not None:
             gate.current.noted()
         self.last_ns = now
-        if self._watch is not None and kind in (Collective, PointToPoint, RpcCall, Rendezvous):
+        if self._watch is not None and kind in (Collective, PointToPoint, seen.RpcCall, Rendezvous):
             self.waiting[number] = now
         return number
 
@@ -164,7 +155,7 @@ class Recording(Host):
 
         return ended
 
-    def fact(self, line: Line) -> None:
+    def fact(self, line: seen.Line) -> None:
         self._write(self._writer.write, line)
 
     def _write(self, write: Callable[..., object], *what: Any, **facts: Any) -> None:
@@ -216,7 +207,7 @@ class Recording(Host):
         text = ""
         try:
             text = str(name).encode("utf-8", "replace").decode()[:LONGEST_SPAN]
-            number = self.event(Span, name=text, of_profiler=of_profiler, **inside)
+            number = self.event(seen.Span, name=text, of_profiler=of_profiler, **inside)
         except Exception as error:  # The name may be any object.
             self.failed("a span", error)
             number = next(self._numbers)
@@ -288,7 +279,7 @@ class Recording(Host):
         for name in ("parent", "run"):
             if facts.get(name) == OUTSIDE:
                 facts[name] = None
-        if not self._outside or kind in (Bucket, Rendezvous):
+        if not self._outside or kind in (seen.Bucket, Rendezvous):
             self._open_step()
             return False
         self._left_out += kind is not Counters
@@ -341,13 +332,12 @@ class Recording(Host):
         self._writer.close()
         self._begin_file(path, header)
         self._step_span, self._step_is_due = None, self._wanted_steps is not None and not self._outside
-        self.sockets.forget()
+        self.sockets.connections.clear()  # They are the parent's.
         self.times.forget()
         self.log.forget(log_path(path))
         self.clocks.forget(path)
         if self._watch is not None:
             self._watch = HangWatch(self, path, self._watch.after)
-            self._watch.start()
 
     @property
     def begun(self) -> bool:

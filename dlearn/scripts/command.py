@@ -54,12 +54,15 @@ def run(arguments: Sequence[str]) -> int:
         _Parser().print_help()
         return 2
     options, by_torchrun = _parsed(arguments)
-    if not options.module and not getattr(options, "no_python", False):
-        _check_script(options.training_script)
+    name = options.training_script
+    if not (options.module or getattr(options, "no_python", False) or Path(name).exists()):
+        is_starter = name in ("torchrun", "python", "python3")
+        drop = f" Drop the word {name}: dlearn run stands in its place." * is_starter
+        raise WrongArguments(f"there is no script {name}.{drop}")
     several_hosts = "nnodes" in by_torchrun
     if options.hold and (several_hosts or options.live):
         raise WrongArguments("dlearn run --hold is for the ranks of one host (without --nnodes), and without --live.")
-    script = options.training_script if options.module else Path(options.training_script).stem
+    script = name if options.module else Path(name).stem
     default = f"traces/{script}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder = Path(options.trace or default).resolve()
     job = "" if several_hosts else f"{socket.gethostname()}-{secrets.token_hex(4)}"
@@ -177,9 +180,6 @@ def _run_script(options: argparse.Namespace, order: Order, *, by_torchrun: bool)
         return _torchrun(options, folder) if by_torchrun else _python(options, folder)
 
 
-_STARTERS = ("torchrun", "python", "python3")
-
-
 def _claim(folder: Path, *, several_hosts: bool) -> list[Path]:
     """Make the folder for this run alone. Return the folders that are new, the innermost first.
 
@@ -223,12 +223,6 @@ def _python(options: argparse.Namespace, folder: Path) -> int:
         status = child.wait()
     note_exit(folder, child.pid, status)
     return status
-
-
-def _check_script(name: str) -> None:
-    if not Path(name).exists():
-        drop = f" Drop the word {name}: dlearn run stands in its place." if name in _STARTERS else ""
-        raise WrongArguments(f"there is no script {name}.{drop}")
 
 
 def _in_front_of_a_terminal() -> bool:
@@ -289,7 +283,8 @@ def live_rows(folder: Path) -> Iterator[None]:
         shown = rows.lines(width)
         return [f"dlearn: {time.monotonic() - start:.0f} s", *shown] if shown else []
 
-    show = _at_the_foot if sys.stderr.isatty() else _printed
+    # Some terminals say that they have no rows and columns.
+    show = _at_the_foot if sys.stderr.isatty() and all(os.get_terminal_size(2)) else _printed
     thread = threading.Thread(target=show, args=(lines, over), daemon=True)
     thread.start()
     try:

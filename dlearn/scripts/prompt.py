@@ -1,16 +1,19 @@
 """`dlearn run --hold`: the job's calls wait at the gate, and a prompt on the terminal lets them through.
 
-Its commands are lines of the standard input, at whose end the gate is opened for good.
+Commands are lines of the standard input, or keys of a terminal; at its end the gate opens for good.
 """
 
 import os
 import select
 import signal
 import sys
+import termios
 import threading
+import tty
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from dlearn.errors import DlearnError
 from dlearn.live.gate_server import GateServer
@@ -18,6 +21,8 @@ from dlearn.live.paused_job import PATIENCE_SECONDS, PausedJob
 from dlearn.shown import Table
 
 HELP = """\
+keys s, 0 to 9   step; release this rank (on a terminal)
+keys f, q        free; end (on a terminal)
 waiting          the calls that wait at the gate, and who hangs
 ranks            what each rank does now
 step [N]         let the call through that waits longest; N of them
@@ -27,6 +32,8 @@ until span NAME  let all through up to the first call in this span: until span s
 free             open the gate for good
 end              end the job (SIGTERM)
 """
+KEYS = {"s": "step", "f": "free", "q": "end"} | {str(rank): f"release {rank}" for rank in range(10)}
+BACKSPACE, END_OF_INPUT = "\x7f", "\x04"
 LOOK_SECONDS = 0.2
 SHOW_SECONDS = 2.0  # At most, for ranks that compute: a prompt cannot be interrupted.
 
@@ -51,6 +58,7 @@ def paused_at_a_prompt(folder: Path) -> Iterator[PausedScript]:
     os.dup2(nothing, 0)
     os.close(nothing)
     thread = threading.Thread(target=_serve, args=(job, terminal, over), daemon=True, name="dlearn-prompt")
+    before = _read_keys(terminal)
     _say("dlearn: this job is held: its calls wait until you let them through; help says how")
     thread.start()
     try:
@@ -61,8 +69,19 @@ def paused_at_a_prompt(folder: Path) -> Iterator[PausedScript]:
         over.set()
         job.gate_server.close()
         thread.join()
+        if before is not None:
+            termios.tcsetattr(terminal, termios.TCSADRAIN, before)
         os.dup2(terminal, 0)
         os.close(terminal)
+
+
+def _read_keys(terminal: int) -> list[Any] | None:
+    """Let a terminal deliver each key at once; return how it was. None if it is no terminal."""
+    if not os.isatty(terminal):
+        return None
+    before = termios.tcgetattr(terminal)
+    tty.setcbreak(terminal, termios.TCSADRAIN)
+    return before
 
 
 def _serve(job: PausedScript, terminal: int, over: threading.Event) -> None:
@@ -73,7 +92,7 @@ def _serve(job: PausedScript, terminal: int, over: threading.Event) -> None:
     if not over.is_set():
         _waiting(job)
     _say(prompt, end="")
-    for line in _lines(terminal, over):
+    for line in (_keys if prompt else _lines)(terminal, over):
         if line.strip() == "free" or over.is_set():
             break
         if line.strip() == "end":
@@ -102,6 +121,25 @@ def _lines(terminal: int, over: threading.Event) -> Iterator[str]:
     yield unfinished.decode(errors="replace")
 
 
+def _keys(terminal: int, over: threading.Event) -> Iterator[str]:
+    """Yield the command of each key, or a whole line that begins with another letter."""
+    line = key = ""
+    while key != END_OF_INPUT and not over.is_set():
+        if not select.select([terminal], (), (), LOOK_SECONDS)[0]:
+            continue
+        key = os.read(terminal, 1).decode(errors="replace") or END_OF_INPUT
+        if key == "\n" or (not line and key in KEYS):
+            _say("" if key == "\n" else key)
+            yield KEYS.get(key, line)
+            line = ""
+        elif key == BACKSPACE:
+            _say("\b \b" * bool(line), end="")
+            line = line[:-1]
+        elif key.isprintable():
+            _say(key, end="")
+            line += key
+
+
 def _obey(job: PausedScript, words: list[str]) -> None:
     """Carry out one command. DlearnError if there is no such one, or it cannot be done."""
     match words:
@@ -120,6 +158,7 @@ def _obey(job: PausedScript, words: list[str]) -> None:
             _step(job, int(count))
         case ["release", rank, count] if rank.isdecimal() and count.isdecimal():
             job.release(int(rank), int(count), patience=PATIENCE_SECONDS)
+            _say(f"let through: rank {rank}'s {job.schedule[-1].op}")
         case ["until", "span", *name] if name:
             _reached(job.run_until(span=" ".join(name), patience=PATIENCE_SECONDS))
         case ["until", op]:
@@ -143,8 +182,8 @@ def _waiting(job: PausedScript) -> None:
     waiting = job.waiting_within(SHOW_SECONDS)
     _say(repr(waiting))
     here = {call.rank for call in waiting}
-    if 0 < len(here) < len(job.gate_server.names) and (hang := job.hang):
-        _say(hang)
+    if 0 < len(here) < len(job.gate_server.names):
+        _say(str(job.hang_by(settled=False)))
 
 
 def _say(text: str, end: str = "\n") -> None:

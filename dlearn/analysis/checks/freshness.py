@@ -1,5 +1,4 @@
-"""Is what travels new? Bytes alone cannot show a ring that sends zeros, or the same chunk again;
-checksums can.
+"""Is what travels new? Checksums show a ring that sends zeros, or the same chunk again.
 
 The messages are replayed, in an order in which they can have happened, and with them what each rank
 knew: which data it had sent or received, and which ranks it had heard of.

@@ -6,8 +6,8 @@ It returns nothing, or raises TrafficError: the finding in one sentence, then wh
 beside what was seen.
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from math import prod
@@ -18,6 +18,7 @@ from dlearn.diagnosis.hang_detection import hangs
 from dlearn.diagnosis.hang_report import call_text, hang_sentence, missing_text
 from dlearn.errors import DlearnError, TrafficError
 from dlearn.events.event import Collective, PointToPoint
+from dlearn.join.columns import grouped
 from dlearn.join.gloo_schedules import SEGMENT_BYTES
 from dlearn.join.joining import operations
 from dlearn.join.operation_messages import why_unknown
@@ -108,10 +109,7 @@ def units(trace: Trace, op: Ops) -> list[Unit]:
             raise TrafficError(f"{call_text(each.ends[0])}: {why}")
     if isinstance(op, tuple):
         return [Unit(tuple(asked), trace)]
-    sends: dict[int, list[Operation]] = defaultdict(list)
-    for each in asked:
-        if _is_p2p(each):
-            sends[id(each.group)].append(each)
+    sends = grouped(filter(_is_p2p, asked), lambda each: id(each.group))
     collectives = [[each] for each in asked if not _is_p2p(each)]
     return [Unit(tuple(one), trace) for one in (*sends.values(), *collectives)]
 
@@ -172,21 +170,18 @@ def _plan(unit: Unit, bytes_per_rank: PerRank, pattern: Pattern | None) -> _Plan
         wanted = dict.fromkeys(members, Fraction(bytes_per_rank))
     pairs = seen_pairs = frozenset(pair for pair, size in seen.payload_bytes.items() if size)
     if pattern is not None:
-        ways = _ways(pattern, members)
-        pairs = min(ways, key=lambda way: len(way ^ seen_pairs))
+        pairs = min(_ways(pattern, members), key=lambda way: len(way ^ seen_pairs))
     return _Plan(unit, seen, wanted, pattern, pairs, seen_pairs)
 
 
-def _ways(pattern: Pattern, members: tuple[int, ...]) -> list[frozenset[Edge]]:
-    """Return all ways to form this pattern: to the left or to the right, from or to each root."""
+def _ways(pattern: Pattern, members: tuple[int, ...]) -> Iterator[frozenset[Edge]]:
+    """Yield all ways to form this pattern: to the left or to the right, from or to each root."""
     if pattern == "ring":
         right = zip(members, members[1:] + members[:1], strict=True)
-        return _both_ways(right if len(members) > 1 else ())[:2]
-    ways = []
-    for root in members:
+        yield from _both_ways(right if len(members) > 1 else ())[:2]
+    for root in members if pattern == "star" else ():
         # Outward, as in a broadcast; inward, as in a reduce; both, as in an all-reduce.
-        ways += _both_ways([(root, rank) for rank in members if rank != root])
-    return ways
+        yield from _both_ways([(root, rank) for rank in members if rank != root])
 
 
 def _both_ways(edges: Iterable[Edge]) -> list[frozenset[Edge]]:

@@ -19,8 +19,7 @@ from dlearn.join.tables.operation_table import Operation
 from dlearn.shown import Paragraph, Result, Table, size_text, time_text
 from dlearn.trace import Trace
 
-_WHOLE = ("broadcast", "reduce", "send")
-"""The busiest link transports all bytes once."""
+_WHOLE = ("broadcast", "reduce", "send")  # The busiest link transports all bytes once.
 _SHARES = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
 """It transports all of them but one rank's share; in an all_reduce, twice that."""
 

@@ -18,7 +18,7 @@ from dlearn.events.event import Collective
 from dlearn.shown import Paragraph, RankNames, Result, Table, capitalized, ms, time_text
 from dlearn.trace import Trace
 
-_LAUNCHED = "On a GPU: the times of the CPU that launches the kernels, which run on by themselves."
+LAUNCHED = "On a GPU: the times of the CPU that launches the kernels, which run on by themselves."
 _COLUMNS: dict[str, Phase] = {
     "forward": "forward",
     "backward": "backward",
@@ -139,5 +139,5 @@ def breakdown(trace: Trace) -> Breakdown:
     steps = training_steps(on_device(trace))
     calls = (end for step in steps for call in step.calls for end in call.operation.ends)
     given = (tensor for call in calls if isinstance(call, Collective) for tensor in call.inputs)
-    launched = _LAUNCHED if any(tensor.device != "cpu" for tensor in given) else ""
+    launched = LAUNCHED if any(tensor.device != "cpu" for tensor in given) else ""
     return Breakdown(steps, trace.labels, step_note(trace, launched))

@@ -15,6 +15,7 @@ import numpy as np
 from dlearn.analysis.ddp.step_clock import clock_note, on_device
 from dlearn.events.event import Bucket, Collective, Gradient
 from dlearn.join.buckets import UNKNOWN
+from dlearn.join.columns import grouped
 from dlearn.join.gradients import Pass, passes
 from dlearn.join.joining import operations
 from dlearn.join.training_phases import CalledEnd, phases_by_rank, span_names
@@ -221,9 +222,7 @@ def bucket_times(trace: Trace) -> BucketTimes:
             if operation.bucket is not None and isinstance(end, Collective):
                 model, index = operation.bucket.model, operation.bucket.index
                 calls[end.rank, end.backward, model, index].append((operation, end))
-    reported: dict[tuple[int, int], list[Bucket]] = defaultdict(list)
-    for event in trace.whole.of(Bucket):
-        reported[event.rank, event.model].append(event)
+    reported = grouped(trace.whole.of(Bucket), lambda event: (event.rank, event.model))
     wanted = {(event.rank, event.number) for event in trace.of(Gradient)}
     names = span_names(trace.whole)
     items = []

@@ -5,8 +5,6 @@ to a number ("step 3", "iteration 7"), or FSDP's from one optimizer's step to th
 odd if it took more than twice the median, or half as much again where all others are nearly equal.
 """
 
-from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from statistics import median
@@ -20,7 +18,6 @@ from dlearn.analysis.ddp.training_steps import StepCall, TrainingStep, by_number
 from dlearn.diagnosis.hang_detection import Hang, hangs
 from dlearn.events.event import PhaseSpan
 from dlearn.join import training_phases as phases
-from dlearn.join.joining import operations
 from dlearn.join.tables.operation_table import Operation
 from dlearn.join.training_phases import ENDLESS, numbered_steps
 from dlearn.shown import Paragraph, RankNames, Result, Table, capitalized, count_text, ms, time_text, waits
@@ -29,8 +26,7 @@ from dlearn.trace import Trace
 ODD, ODD_AMONG_EQUALS, APART = 2.0, 1.5, 8.0
 """An odd step takes more than two medians; or 1.5, if it is eight times as far from the median as
 the next."""
-_FEWEST = 5
-"""Of fewer steps none is called odd."""
+_FEWEST = 5  # Of fewer steps none is called odd.
 _ROWS_SHOWN = 12
 
 
@@ -284,18 +280,13 @@ def shares_text(shares: Sequence[float]) -> str:
 
 def _measure_waits(steps: Sequence[RunStep], trace: Trace) -> None:
     """Add how long FSDP2's collectives waited for their last rank, where their ends were seen."""
-    calls: dict[int, list[StepCall]] = defaultdict(list)
-    for operation in operations(trace.whole):
-        for end in operation.ends:
-            calls[end.rank].append(step_call(operation, end, ENDLESS))
-    for of_rank in calls.values():
-        of_rank.sort(key=attrgetter("start_ns"))
+    calls = phases.calls_by_rank(trace.whole)
     for step in steps:
         made: list[StepCall] = []
         for rank, cell in step.cells.items():
-            times = cell.start_ns, cell.start_ns + (cell.length_ns or 0)
-            first, last = (bisect_left(calls[rank], at, key=attrgetter("start_ns")) for at in times)
-            mine = calls[rank][first:last]
+            last_ns = cell.start_ns + (cell.length_ns or 0) - 1
+            called = phases.between(calls[rank], cell.start_ns - 1, last_ns)
+            mine = [step_call(operation, end, ENDLESS) for operation, end in called]
             if cell.length_ns is not None and all(call.end_ns is not None for call in mine):
                 waits = pieces((call.start_ns, call.last_arrival_ns, "waits") for call in mine)
                 waited_ns = sum(end_ns - start_ns for start_ns, end_ns, what in waits if what)
@@ -306,9 +297,7 @@ def _measure_waits(steps: Sequence[RunStep], trace: Trace) -> None:
 
 def _run_step(of_ranks: Sequence[TrainingStep], numbers: Sequence[int]) -> RunStep:
     """Put the step's ranks side by side, with the rank that the longest wait was for."""
-    cells: dict[int, StepOnRank] = {}
-    for each in of_ranks:
-        cells[each.rank] = StepOnRank(each.start_ns, each.total_ns, each.waited_ns)
+    cells = {one.rank: StepOnRank(one.start_ns, one.total_ns, one.waited_ns) for one in of_ranks}
     late = _longest(call for each in of_ranks for call in each.calls)
     return RunStep(of_ranks[0].title, numbers[of_ranks[0].number], cells, late)
 

@@ -219,8 +219,7 @@ def _step(of_rank: StepPhases, gradients: list[int]) -> TrainingStep:
     )
 
 
-Interval = tuple[int, int, str | Operation]
-"""From, to, in ns; and what lasts so long."""
+Interval = tuple[int, int, str | Operation]  # From, to, in ns; and what lasts so long.
 
 
 def pieces(intervals: Iterable[Interval]) -> Iterator[tuple[int, int, list[str | Operation]]]:

@@ -1,11 +1,8 @@
 """What ranks do by themselves between messages.
 
-These are the phases of a training step, the user's spans, functions called by RPC, gradients that
-fill DDP's buckets, and contexts and nodes of distributed autograd.
-
 In a pipeline, a rank's spans F0, F1, ... and B0, B1, ... are the forward and the backward passes of
 micro-batch 0, 1, ... Between the two the stage keeps what the backward pass needs. This is inferred
-from the names.
+from the names. Of torch's schedules a hook reports such spans (hooks/profiler_ranges.py).
 """
 
 import re
@@ -28,14 +25,16 @@ from dlearn.trace import Trace
 
 MICRO_BATCHES = "Micro-batches kept from their forward to their backward pass (inferred)"
 NOTE = "Spans F0 and B0 are taken for the forward and the backward pass of micro-batch 0; what is kept is inferred."
-_NAME = re.compile(r"([FB])(\d{1,4})")
+PASS = re.compile(r"([FBW])(\d{1,4})")
+PASSES = {"F": "forward pass", "B": "backward pass", "W": "late part of a backward pass"}
 _PHASES = {"forward": "its forward pass", "backward": "its backward pass", "optimizer": "the optimizer's step"}
 
 
 def local_activity(trace: Trace, messages: Sequence[Message], walk: WalkParts) -> None:
     """Add a step for each phase of a training step, innermost span, and function run by RPC."""
     alone, parts = spans_without_calls(trace), program_parts(trace.whole)
-    pipeline = kept(alone.values())
+    stages = stages_of(trace)  # Where a rank has several, F0 is not one micro-batch.
+    pipeline = kept(span for span in alone.values() if (span.rank, span.parent) not in stages)
     of_torch = 0
     for event in trace.of(PhaseSpan, Span, RpcRun):
         changes, more = pipeline.get((event.rank, event.number), ((), ""))
@@ -87,9 +86,15 @@ def _around(table: EventTable, inner: Rows, is_span: Mask) -> Mask:
     return found
 
 
+def stages_of(trace: Trace) -> dict[tuple[int, int | None], int]:
+    """Return the stage of each span "stage 1", by rank and number."""
+    named = [span for span in trace.whole.of(Span) if re.fullmatch(r"stage \d{1,4}", span.name)]
+    return {(span.rank, span.number): int(span.name.split()[1]) for span in named}
+
+
 def kept(spans: Iterable[Span]) -> dict[tuple[int, int], tuple[tuple[Change, ...], str]]:
     """Map rank and number of a pipeline's span to what its rank keeps from then on, and a sentence."""
-    passes = [span for span in spans if _NAME.fullmatch(span.name)]
+    passes = [span for span in spans if PASS.fullmatch(span.name)]
     names = {(span.rank, span.name) for span in passes}
     held: dict[int, set[int]] = defaultdict(set)
     changes: dict[tuple[int, int], tuple[tuple[Change, ...], str]] = {}
@@ -98,7 +103,7 @@ def kept(spans: Iterable[Span]) -> dict[tuple[int, int], tuple[tuple[Change, ...
         if {(rank, f"F{number}"), (rank, f"B{number}")} <= names:
             forward = span.name[0] == "F"
             held[rank] = held[rank] | {number} if forward else held[rank] - {number}
-            state = f"micro-batch {number}" if forward else ""
+            state = f"batch {number}" if forward else ""
             change = Change(MICRO_BATCHES, rank, number, state, float(forward))
             more = f" Kept for backward passes to come: {len(held[rank])} (inferred)."
             changes[rank, span.number] = (change,), more
@@ -177,8 +182,7 @@ def _travelling(messages: Sequence[Message], names: _Names, walk: WalkParts) -> 
 
 
 CONTEXTS = "Contexts of distributed autograd (what is in them is inferred)"
-_MOST_NODES = 150
-"""In one graph: more cannot be told apart in a player."""
+_MOST_NODES = 150  # In one graph: more cannot be told apart in a player.
 _SHARES = {"": 0.0, "open": 0.3, "has gradients": 1.0, "step is done": 0.6}
 
 

@@ -158,5 +158,4 @@ class ProgramParts:
         return self._names.get((event.rank, event.parent), "")
 
 
-program_parts = once(ProgramParts)
-"""Made once for all pictures of a whole trace."""
+program_parts = once(ProgramParts)  # Made once for all pictures of a whole trace.

@@ -11,6 +11,7 @@ Only operations that are known in full from their beginning are replayed: one un
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence, Set
+from functools import cache
 from itertools import chain, count
 
 from dlearn.analysis.replay.steps import Change, StatePanel, WalkParts
@@ -23,8 +24,7 @@ from dlearn.shown import size_text
 from dlearn.trace import Trace
 
 _SUMS = ("all_reduce", "reduce", "reduce_scatter")
-_MOST_PIECES = 128
-"""As many as gloo's ring of 64 ranks cuts its data into."""
+_MOST_PIECES = 128  # As many as gloo's ring of 64 ranks cuts its data into.
 _MOST_NAMES = 4
 _UNKNOWN = -1
 _INFERRED = "What a rank holds is inferred from which parts were sent: values are never recorded."
@@ -33,8 +33,7 @@ _NOT_SHOWN = "What ranks hold is not shown for"
 
 Holding = dict[tuple[int, int], int]
 """(rank, piece) -> a bit for each member whose part is in it; `_UNKNOWN` where that is not known."""
-Content = dict[int, int]
-"""The same by piece, of one message."""
+Content = dict[int, int]  # The same by piece, of one message.
 
 
 def pieces(trace: Trace, messages: Sequence[Message], walk: WalkParts) -> None:
@@ -124,10 +123,14 @@ def _play(
     title = _title(operation, size_text(cuts[-1]), {panel.title for panel in walk.panels})
     names = [trace.labels.short(rank) for rank in members]
 
-    def change(rank: int, piece: int, mask: int) -> Change:
-        text, share = _text(mask, names, summed=summed)
+    @cache
+    def held_of(mask: int) -> tuple[str, float, str, tuple[int, ...]]:
         owners = [] if mask == _UNKNOWN else [each for bit, each in enumerate(members) if mask >> bit & 1]
-        return Change(title, rank, piece, text, share, tuple(owners))
+        return *_text(mask, names, summed=summed), tuple(owners)
+
+    def change(rank: int, piece: int, mask: int) -> Change:
+        text, share, _, owners = held_of(mask)
+        return Change(title, rank, piece, text, share, owners)
 
     start = [change(*key, mask) for key, mask in begin.items()]
     walk.panels.append(StatePanel(title, tuple(start), operation=operation))
@@ -140,7 +143,7 @@ def _play(
             mask = holds[rank, piece] = merge(holds.get((rank, piece), 0), sent)
             came.add(mask)
             walk.changes[index].append(change(rank, piece, mask))
-            held.add(_held_text(mask, names, summed=summed))
+            held.add(held_of(mask)[2])
         walk.words[index] = _words(rank, held, list(content), len(cuts) - 1, trace)
     return summed and whole_sum in came
 
@@ -200,11 +203,15 @@ def replay(messages: Iterable[Moments]) -> Iterator[tuple[int, bool]]:
 
     Where no order fits, the earliest comes next.
     """
-    own: dict[int, list[tuple[tuple[int, ...], bool, int]]] = defaultdict(list)
+    messages, own = [*messages], defaultdict[int, list[tuple[tuple[int, ...], bool, int]]](list)
     for index, (src, left, dst, arrived) in enumerate(messages):
         own[src].append((left, False, index))
         if arrived is not None:
             own[dst].append((arrived, True, index))
+    if all(arrived is None or left <= arrived for _, left, _, arrived in messages):
+        every = sorted(chain.from_iterable(own.values()))  # The clocks agree.
+        yield from ((index, arrives) for _, arrives, index in every)
+        return
     waiting = [deque(sorted(events)) for events in own.values()]
     sent: set[int] = set()
     while heads := [events for events in waiting if events]:
@@ -228,27 +235,19 @@ def merge(held: int, came: int) -> int:
     return came if held & came == held else _UNKNOWN
 
 
-def _text(mask: int, names: Sequence[str], *, summed: bool) -> tuple[str, float]:
-    """Return "0+2", "3 of 8", "sum", or of a copy whose it is; and the share of it, 0 to 1."""
+def _text(mask: int, names: Sequence[str], *, summed: bool) -> tuple[str, float, str]:
+    """Return "0+2", "3 of 8", "sum", or whose copy it is; the share, 0 to 1; and it in words."""
     if mask == _UNKNOWN:
-        return "?", 0.0
+        return "?", 0.0, "parts that are not known"
     inside = [name for bit, name in enumerate(names) if mask >> bit & 1]
+    text = "+".join(inside)
     if not summed:
-        return "+".join(inside), float(bool(inside))
+        return text, float(bool(inside)), f"the data of {text}"
     if len(inside) == len(names):
-        return "sum", 1.0
-    text = "+".join(inside) if len(inside) <= _MOST_NAMES else f"{len(inside)} of {len(names)}"
-    return text, len(inside) / len(names)
-
-
-def _held_text(mask: int, names: Sequence[str], *, summed: bool) -> str:
-    """Return "0+2", "the whole sum", "the data of 1"."""
-    if mask == _UNKNOWN:
-        return "parts that are not known"
-    text, share = _text(mask, names, summed=summed)
-    if not summed:
-        return f"the data of {text}"
-    return "the whole sum" if share == 1.0 else text
+        return "sum", 1.0, "the whole sum"
+    if len(inside) > _MOST_NAMES:
+        text = f"{len(inside)} of {len(names)}"
+    return text, len(inside) / len(names), text
 
 
 def _words(rank: int, held: Set[str], pieces: Sequence[int], count: int, trace: Trace) -> str:

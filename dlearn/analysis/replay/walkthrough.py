@@ -6,7 +6,7 @@ from itertools import chain
 import msgspec
 import numpy as np
 
-from dlearn.analysis.ddp.training_steps import TrainingStep, training_steps
+from dlearn.analysis.ddp.training_steps import training_steps
 from dlearn.analysis.findings import sequence_finding
 from dlearn.analysis.replay.local_activity import contexts, gradients, local_activity, nodes
 from dlearn.analysis.replay.steps import Step, WalkParts, Walkthrough, program_parts
@@ -19,14 +19,14 @@ from dlearn.events.event_table import Rows
 from dlearn.join.message_evidence import messages as all_messages
 from dlearn.join.operation_messages import sums_of
 from dlearn.join.tables.message_table import Message, Messages
+from dlearn.join.training_phases import steps_of
 from dlearn.shown import RankNames, capital, capitalized, count_text, size_text
 from dlearn.trace import Trace
 
 MOST_MESSAGES = 300
 MOST_OF_ONE = 20_000
 """Of one operation: in a ring 64 ranks send 16,128, which move in 252 rounds."""
-MOST_OWN_STEPS = 300
-"""Of what ranks do by themselves."""
+MOST_OWN_STEPS = 300  # Of what ranks do by themselves.
 _MOST_QUIET_RANKS = 64
 """Lanes of ranks that send and get nothing, unless they would be more."""
 _MOST_PROBLEMS = 8
@@ -50,23 +50,21 @@ def walkthrough(
     else:
         part, asked, finding, later = trace, messages, "", 0
     # By the time of sending, which is never after what follows from it, and then by step.
-    came = [message for message in asked if not _is_hung(message)]
-    chosen = [(_left_ns(message), message) for message in came]
-    chosen.sort(key=lambda each: (each[0], each[1].step))
-    of_one = len({id(message.operation) for _, message in chosen}) == 1
-    ordered = chosen[: MOST_OF_ONE if of_one else MOST_MESSAGES]
-    shown = [message for _, message in ordered]
+    came = (message for message in asked if not _is_hung(message))
+    chosen = sorted(came, key=lambda message: (_left_ns(message), message.step))
+    of_one = len({id(message.operation) for message in chosen}) == 1
+    shown = chosen[: MOST_OF_ONE if of_one else MOST_MESSAGES]
     walk = WalkParts()
     for add in (pieces, gradients, contexts, local_activity, nodes):
         add(part, shown, walk)
-    never = _never_came(trace, asked)
-    steps = _message_steps(ordered, tags or {}, walk, trace)
+    never = [*_never_came(trace, asked)]
+    steps = [*_message_steps(shown, tags or {}, walk, trace)]
     own = sorted(walk.steps, key=lambda step: step.at_ns)
     if len(asked) != len(all_messages(part)) or len(shown) != len(chosen):
         first_ns = min((step.at_ns for step in (*steps, *never)), default=_LAST_NS)
         last_ns = max((max(step.at_ns, step.until_ns or 0) for step in (*steps, *never)), default=0)
         own = [step for step in own if first_ns <= step.at_ns <= last_ns]
-    steps = sorted([*steps, *own[:MOST_OWN_STEPS], *never], key=lambda step: step.at_ns)
+    steps = sorted([*steps, *own[:MOST_OWN_STEPS], *never], key=lambda step: (step in never, step.at_ns))
     ends: set[int] = set()
     for step in steps:
         sent = step.message
@@ -108,7 +106,8 @@ def _played(trace: Trace, found: Messages) -> tuple[Trace, Sequence[Message], st
         inside = all_messages(part).at(indices)
         if all(message.how != "missing" for message in inside):
             size = size_text(sum(message.payload_bytes or 0 for message in inside))
-            of_all = f"{len(inside):,} of {count_text(len(found), 'message')}, {size}"
+            of_all = f"{count_text(len(found), 'message')}, {size}"
+            of_all = f"{len(inside):,} of " * (len(inside) < len(found)) + of_all
             return part, inside, f"{name}: {of_all}", 0
     row = found.operations.rows[found.columns.operation]
     hung = missing & found.operations.table.is_collective[row]
@@ -161,27 +160,10 @@ def _steps_from_the_last(trace: Trace, found: Messages) -> Iterator[_Part]:
     for name in reversed(names):
         part = trace.within(name)
         yield f"{name} of {len(names):,}", part, np.arange(len(all_messages(part)))
-    steps = training_steps(trace)
-    if not steps:
-        return
-    number = _numbers(found, steps)
-    count = max(step.number for step in steps) + 1
+    count = 1 + max((step.number for step in training_steps(trace)), default=-1)
+    number = steps_of(found.operations, trace.whole)[found.columns.operation]
     for step in reversed(range(count)):
         yield f"Training step {step} of {count:,}", trace, np.flatnonzero(number == step)
-
-
-def _numbers(found: Messages, steps: Sequence[TrainingStep]) -> Rows:
-    """Return the training step in which each message's sender called it; -1 of one that is in none."""
-    src, called_ns = found.columns.src, found.called_ns
-    numbers = np.full(len(found), -1)
-    for rank in {step.rank for step in steps}:
-        own = [(step.start_ns, step.end_ns, step.number) for step in steps if step.rank == rank]
-        start_ns, end_ns, number = np.array(sorted(own)).T
-        sent = np.flatnonzero(src == rank)
-        row = np.searchsorted(start_ns, called_ns[sent], "right") - 1
-        inside = (row >= 0) & (called_ns[sent] <= end_ns[row])
-        numbers[sent[inside]] = number[row[inside]]
-    return numbers
 
 
 def _is_hung(message: Message) -> bool:
@@ -190,8 +172,8 @@ def _is_hung(message: Message) -> bool:
     return message.how == "missing" and not operation.is_message and operation.exchange is None
 
 
-def _never_came(trace: Trace, messages: Iterable[Message]) -> list[Step]:
-    """Make a step for each cause of a hang, with what waits behind it."""
+def _never_came(trace: Trace, messages: Iterable[Message]) -> Iterator[Step]:
+    """Yield a step for each cause of a hang, with what waits behind it."""
     hung = {id(message.operation): message.operation for message in messages if _is_hung(message)}
     stuck = hangs(trace)
     causes = []
@@ -204,28 +186,25 @@ def _never_came(trace: Trace, messages: Iterable[Message]) -> list[Step]:
     for operation in hung.values():
         sentence = f"{operation.op}: {missing_text(operation, trace)}"
         causes.append((Hang(operation, operation.ranks), sentence))
-    where, steps = program_parts(trace.whole), []
+    where = program_parts(trace.whole)
     for hang, sentence in causes:
         operation = hang.operation
         last = max(operation.ends, key=lambda end: end.start_ns)
         span, phase = where.of_event(last)
         never = [(pair.src, pair.dst) for pair in sums_of(operation)]
-        step = Step(
+        yield Step(
             rank=operation.ends[0].rank, at_ns=last.start_ns, sentence=f"{sentence} (missing).",
             mark=f"{operation.op} #{operation.seq} never came", op=operation.op, span=span,
             phase=phase, waiting=hang.waiting, absent=operation.missing, never=tuple(never),
         )  # fmt: skip
-        steps.append(step)
-    return steps
 
 
 def _message_steps(
-    ordered: Sequence[tuple[int, Message]], tags: Mapping[int, str], walk: WalkParts, trace: Trace
-) -> list[Step]:
-    """Make a step for each message, with what it changes."""
-    steps, where = [], program_parts(trace.whole)
-    marks = _tag_marks([message for _, message in ordered], tags)
-    for index, (at_ns, message) in enumerate(ordered):
+    shown: Sequence[Message], tags: Mapping[int, str], walk: WalkParts, trace: Trace
+) -> Iterator[Step]:  # fmt: skip
+    """Yield a step for each message, with what it changes."""
+    where, marks = program_parts(trace.whole), _tag_marks(shown, tags)
+    for index, message in enumerate(shown):
         mark, words = marks[index], walk.words.get(index)
         # Without the program's data, as in a barrier.
         control = message.control or (message.how != "observed" and message.payload_bytes == 0)
@@ -235,13 +214,11 @@ def _message_steps(
             sentence = f"{mark}: {sentence}"
         span, phase = where.of_message(message)
         sentence = f"{sentence} {words}" if words else sentence
-        step = Step(
-            rank=message.src, at_ns=at_ns, until_ns=message.received_ns, message=message,
-            sentence=sentence, mark=mark, op=message.op, span=span, phase=phase,
+        yield Step(
+            rank=message.src, at_ns=_left_ns(message), until_ns=message.received_ns,
+            message=message, sentence=sentence, mark=mark, op=message.op, span=span, phase=phase,
             control=control, changes=tuple(walk.changes.get(index, ())),
         )  # fmt: skip
-        steps.append(step)
-    return steps
 
 
 def _tag_marks(shown: Sequence[Message], names: Mapping[int, str]) -> list[str]:

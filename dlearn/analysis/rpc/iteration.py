@@ -12,6 +12,7 @@ import numpy as np
 
 from dlearn.errors import TraceError
 from dlearn.events.event import RPC, RpcWindow
+from dlearn.join.columns import grouped
 from dlearn.join.ends import bytes_of
 from dlearn.join.joining import operations
 from dlearn.join.ledger import WireBytes
@@ -24,8 +25,7 @@ from dlearn.shown import Paragraph, RankNames, Result, Table, count_text, listed
 from dlearn.trace import Trace
 
 _PHASES = PHASES[1:5]  # From forward to cleanup.
-PhaseMessages = list[tuple[str, Message]]
-"""Messages, each with its phase."""
+PhaseMessages = list[tuple[str, Message]]  # Messages, each with its phase.
 
 
 class IterationStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -191,16 +191,13 @@ def iteration(trace: Trace, number: int | None = None) -> Iteration:
     phases: list[PhaseBytes] = []
     for rank, sent in by_rank.items():
         phases += _phases(trace, contexts[rank][number], sent)
-    steps, labels = _steps(by_rank), trace.labels
+    steps, labels = tuple(_steps(by_rank)), trace.labels
     return Iteration(number=number, drivers=drivers, steps=steps, phases=tuple(phases), labels=labels)
 
 
 def _contexts(trace: Trace) -> dict[int, list[RpcWindow]]:
-    found: dict[int, list[RpcWindow]] = defaultdict(list)
-    for window in trace.of(RpcWindow):
-        if window.op == "context":
-            found[window.rank].append(window)
-    return found
+    contexts = (window for window in trace.of(RpcWindow) if window.op == "context")
+    return grouped(contexts, lambda window: window.rank)
 
 
 def _messages(trace: Trace, context: RpcWindow) -> PhaseMessages:
@@ -217,7 +214,7 @@ def _messages(trace: Trace, context: RpcWindow) -> PhaseMessages:
     return [(phase, message) for *_, phase, message in found]
 
 
-def _steps(by_rank: dict[int, PhaseMessages]) -> tuple[IterationStep, ...]:
+def _steps(by_rank: dict[int, PhaseMessages]) -> Iterator[IterationStep]:
     """Put side by side the n-th message of each kind, in a phase, in one direction."""
     columns: dict[tuple[str, bool, str, str, int], dict[int, Message]] = defaultdict(dict)
     for rank, messages in by_rank.items():
@@ -226,22 +223,20 @@ def _steps(by_rank: dict[int, PhaseMessages]) -> tuple[IterationStep, ...]:
             kind = (phase, message.src == rank, message.op, message.what)
             columns[*kind, seen[kind]][rank] = message
             seen[kind] += 1
-    steps = []
     for (phase, from_driver, op, what, _), same in columns.items():
-        control, row = next(iter(same.values())).control, tuple(map(same.get, by_rank))
-        step = IterationStep(phase=phase, op=op, what=what, control=control, from_driver=from_driver, messages=row)
-        steps.append(step)
-    return tuple(steps)
+        yield IterationStep(
+            phase=phase, op=op, what=what, control=next(iter(same.values())).control,
+            from_driver=from_driver, messages=tuple(map(same.get, by_rank)),
+        )  # fmt: skip
 
 
 def _phases(trace: Trace, context: RpcWindow, messages: PhaseMessages) -> Iterator[PhaseBytes]:
     """Sum up what the driver sent and received in each phase; `measure="phase"` measures it there."""
-    ways: dict[tuple[str, int, int], list[Message]] = defaultdict(list)
-    for phase, message in messages:
-        if context.rank in (message.src, message.dst):
-            ways[phase, message.src, message.dst].append(message)
+    own = [each for each in messages if context.rank in (each[1].src, each[1].dst)]
     measured = _measured(trace, context)
-    for (phase, src, dst), sent in ways.items():
+    ways = grouped(own, lambda each: (each[0], each[1].src, each[1].dst))
+    for (phase, src, dst), of_way in ways.items():
+        sent = [message for _, message in of_way]
         sizes = [wire_bytes(message) for message in sent]
         yield PhaseBytes(
             phase=phase, src=src, dst=dst, message_count=len(sent), not_predicted=sizes.count(None),

@@ -18,6 +18,7 @@ from dlearn.diagnosis.post_mortem import story
 from dlearn.events.event import Collective
 from dlearn.events.rendezvous import Rendezvous
 from dlearn.events.source import ServiceCall
+from dlearn.join.columns import grouped
 from dlearn.join.ends import payload_bytes
 from dlearn.join.joining import operations
 from dlearn.join.message_evidence import confirmed
@@ -28,14 +29,10 @@ from dlearn.join.wording import modules_text
 from dlearn.shown import Paragraph, Result, count_text, first_few, listed
 from dlearn.trace import Trace
 
-NAMES_SHOWN = 4
-"""Parameters of a bucket in one sentence."""
-_SIZES_SHOWN = 8
-"""Different sizes of messages in one sentence."""
-_KINDS_SHOWN = 40
-"""Sentences about kinds of operations, for one part of a trace."""
-_WIRINGS_TOLD = 3
-"""Groups whose wiring by NCCL is described."""
+NAMES_SHOWN = 4  # Parameters of a bucket in one sentence.
+_SIZES_SHOWN = 8  # Different sizes of messages in one sentence.
+_KINDS_SHOWN = 40  # Sentences about kinds of operations, for one part of a trace.
+_WIRINGS_TOLD = 3  # Groups whose wiring by NCCL is described.
 _PHASES = {"forward": "the forward pass", "backward": "the backward pass", "optimizer": "the optimizer's step"}
 _HOW = {"derived": "derived from the backend's algorithm", "missing": "missing: expected, never came"}
 Counted = tuple[Operation, int]
@@ -193,21 +190,17 @@ def left_out_sentence(trace: Trace) -> str:
 # A kind of operations -----------------------------------------------------------------------------
 
 
-def _by_kind(when: str, counted: Sequence[Counted], trace: Trace) -> list[str]:
-    """Write a sentence for each kind of operation, by first call, with how many there are."""
-    kinds: dict[Hashable, list[Counted]] = defaultdict(list)
-    for one, times in counted:
-        kinds[_kind(one)].append((one, times))
-    sentences: list[str] = []
-    shown, more = list(kinds.values())[:_KINDS_SHOWN], list(kinds.values())[_KINDS_SHOWN:]
+def _by_kind(when: str, counted: Sequence[Counted], trace: Trace) -> Iterator[str]:
+    """Yield a sentence for each kind of operation, by first call, with how many there are."""
+    kinds = [*grouped(counted, lambda each: _kind(each[0])).values()]
+    shown, more = kinds[:_KINDS_SHOWN], kinds[_KINDS_SHOWN:]
     for kind in shown:
         same, counts = zip(*kind, strict=True)
-        sentences.append(f"{when}: {_sentence(same, sum(counts), trace)}")
+        yield f"{when}: {_sentence(same, sum(counts), trace)}"
     if more:
         count = sum(times for kind in more for _, times in kind)
         others = f"{count_text(count, 'more operation')} of {count_text(len(more), 'more kind')}"
-        sentences.append(f"{when}: {others}; operations(trace) lists them.")
-    return sentences
+        yield f"{when}: {others}; operations(trace) lists them."
 
 
 def _kind(operation: Operation) -> Hashable:

@@ -1,15 +1,21 @@
 """Sentences about sums: how much is sent, in a part or a step, and how long ranks waited."""
 
 from collections import Counter
+from collections.abc import Hashable
+from typing import NamedTuple
 
-from dlearn.analysis.ddp.step_traffic import typical_step
+from dlearn.analysis.ddp.training_steps import last_step
 from dlearn.analysis.volume.traffic import Traffic, traffic_of
+from dlearn.events.event_table import NONE
+from dlearn.join.joining import operations
+from dlearn.join.operation_messages import sums_of
+from dlearn.join.tables.operations import Operations
+from dlearn.join.training_phases import numbered_steps, steps_of
 from dlearn.join.wait_times import waiting
 from dlearn.shown import count_text, listed, time_text
 from dlearn.trace import Trace
 
-_WORTH_SAYING = 0.1
-"""A rank that was waited for this share of the time is worth a look."""
+_WORTH_SAYING = 0.1  # A rank that was waited for this share of the time is worth a look.
 
 
 def totals(part: str, sent: Traffic, over: str) -> str:
@@ -35,6 +41,37 @@ def totals(part: str, sent: Traffic, over: str) -> str:
     if sent.unsized:
         text += f"; {count_text(sent.unsized, 'message')} of unknown size not counted"
     return f"{text}."
+
+
+class TypicalStep(NamedTuple):
+    """The last of the `alike` among `steps`; the first that `differs`; `outside` are in none."""
+
+    title: str
+    operations: Operations
+    alike: int
+    steps: int
+    differs: str
+    outside: int
+
+
+def typical_step(trace: Trace) -> TypicalStep | None:
+    """Compare the steps of a whole training; None where there are not two, or spans name them."""
+    titles, asked = [*numbered_steps(trace.whole).values()], operations(trace)
+    step = steps_of(asked, trace.whole)
+    outside = int((step == NONE).sum())
+    if trace is not trace.whole or last_step(trace) or len(titles) < 2 or outside == len(asked):
+        return None
+    calls = [Counter[Hashable]() for _ in titles]
+    for one, places in asked.groups():
+        kind = one.op, one.given_bytes, one.missing, frozenset(sums_of(one))
+        for number in step[places[step[places] != NONE]].tolist():
+            calls[number][kind] += 1
+    sent = [frozenset(each.items()) for each in calls]
+    usual, alike = Counter(filter(None, sent)).most_common(1)[0]
+    last = max(number for number, each in enumerate(sent) if each == usual)
+    differs = next((titles[number] for number, each in enumerate(sent) if each != usual), "")
+    mine = Operations(asked.table, asked.rows[step == last], trace.labels)
+    return TypicalStep(titles[last], mine, alike, len(titles), differs, outside)
 
 
 def step_sentence(trace: Trace) -> str:

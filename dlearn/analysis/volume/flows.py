@@ -1,7 +1,7 @@
 """Messages between the same two ranks, taken together: what one arrow of a picture stands for."""
 
 from collections import Counter, defaultdict
-from collections.abc import Container, Hashable, Iterable
+from collections.abc import Container, Hashable, Iterable, Iterator
 from itertools import repeat
 
 import msgspec
@@ -33,21 +33,19 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
 class Sums(msgspec.Struct, frozen=True):
     """Sums of messages that are too many to look at one by one.
 
-    `count` messages have their times, `never_came` have none. `arrows` would be needed with one for each pair of ranks
-    in an operation. `derived` and `derived_arrows` are those of them that are derived. `unexplained` counts the
-    operations whose messages are not known, by reason.
+    By how they are known: the `count` of those that have their times, and the `arrows` that these
+    would need, one for each pair of ranks in an operation. `unexplained` counts the operations
+    whose messages are not known, by reason.
     """
 
-    count: int
+    count: Counter[How]
+    arrows: Counter[How]
     never_came: int
-    arrows: int
-    derived: int
-    derived_arrows: int
     unexplained: dict[Reason, int]
 
 
 def count_messages(shown: Operations, ranks: Container[int]) -> Sums:
-    count = never_came = arrows = derived = derived_arrows = 0
+    count, arrows, never_came = Counter[How](), Counter[How](), 0
     unexplained: Counter[Reason] = Counter()
     leaves, _ = shown.leaves()
     times_of_call = times_of_calls(leaves)
@@ -62,11 +60,9 @@ def count_messages(shown: Operations, ranks: Container[int]) -> Sums:
                 continue
             if how == "missing":
                 never_came += times * len(indices)
-            count += times * both
-            arrows += both
-            derived += times * both * (how == "derived")
-            derived_arrows += both * (how == "derived")
-    return Sums(count, never_came, arrows, derived, derived_arrows, unexplained)
+            count[how] += times * both
+            arrows[how] += both
+    return Sums(count, arrows, never_came, unexplained)
 
 
 def _with_both_times(one: Operation, leaves: Operations, indices: Rows, times_of_call: np.ndarray) -> Iterable[int]:
@@ -81,22 +77,19 @@ def _with_both_times(one: Operation, leaves: Operations, indices: Rows, times_of
     return repeat(int(known.sum()))
 
 
-def flows(messages: Iterable[Message], *, by_step: bool) -> tuple[Flow, ...]:
+def flows(messages: Iterable[Message], *, by_step: bool) -> Iterator[Flow]:
     """Join all messages of one operation between the same two ranks, or only those of one step."""
     groups: dict[Hashable, list[Message]] = defaultdict(list)
     for message in messages:
         step = message.step if by_step else 0
         groups[id(message.operation), message.src, message.dst, step].append(message)
-    joined = []
     for group in groups.values():
         first, sizes = group[0], [message.payload_bytes for message in group]
         sent = [message.sent_ns for message in group if message.sent_ns is not None]
         received = [message.received_ns for message in group if message.received_ns is not None]
-        flow = Flow(
+        yield Flow(
             src=first.src, dst=first.dst, operation=first.operation,
             payload_bytes=None if None in sizes else sum(size or 0 for size in sizes),
             count=len(group), how=first.how, step=first.step if by_step else 0,
             sent_ns=min(sent, default=None), received_ns=max(received, default=None),
         )  # fmt: skip
-        joined.append(flow)
-    return tuple(joined)

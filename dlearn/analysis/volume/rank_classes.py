@@ -13,10 +13,8 @@ from dlearn.trace import Trace
 
 Role = tuple[Hashable, bool, int]
 """Data that a rank sends (True) or receives in an operation, and its peer."""
-Roles = dict[int, list[Role]]
-"""Those of each rank in one operation."""
-Colors = dict[int, int]
-"""The class of each rank: the first rank that is in it."""
+Roles = dict[int, list[Role]]  # Those of each rank in one operation.
+Colors = dict[int, int]  # The class of each rank: the first rank that is in it.
 
 
 def rank_classes(trace: Trace, ranks: Sequence[int]) -> dict[int, int]:

@@ -139,24 +139,6 @@ class Reconciliation(Result, frozen=True, kw_only=True):
         columns = [column for column in zip(*table, strict=True) if filled.get(column[0], True)]
         return [list(row) for row in zip(*columns, strict=True)]
 
-    @property
-    def third_witness(self) -> str:
-        """Write "The switch carried 12,345 B of TCP's payload ..., 100 B more than these connections"."""
-        if not self.switched:
-            return ""
-        carried, again = (sum(column) for column in zip(*self.switched.values(), strict=True))
-        text = f"The switch carried {carried:,} B of TCP's payload, each byte once ({again:,} B were sent again)"
-        if self.not_measured or self.whole.measured_bytes is None:
-            return text
-        more = Counter({pair: size for pair, (size, _) in self.switched.items()})
-        for pair in self.whole.pairs:
-            more[pair.src, pair.dst] -= pair.measured_bytes or 0
-        apart = {pair for pair, size in more.items() if size}
-        if not apart:
-            return f"{text}, as the kernel counted"
-        where = ", all of it to and from rank 0, where the store is" if all(0 in pair for pair in apart) else ""
-        return f"{text}, {sum(more.values()):,} B more than these connections{where}"
-
     def sentences(self) -> list[str]:
         """Say what the table does not: the parts, and what stands against an exact answer."""
         if self.not_measured:
@@ -173,7 +155,9 @@ class Reconciliation(Result, frozen=True, kw_only=True):
         if len(off) > _PARTS_SHOWN:
             said.append(f"And {len(off) - _PARTS_SHOWN:,} more parts: see .parts.")
         if self.switched:
-            said.append(f"{self.third_witness}.")
+            carried, again = map(sum, zip(*self.switched.values(), strict=True))
+            once = f"each byte once ({again:,} B were sent again); rank 0's with those of the store"
+            said.append(f"The switch carried {carried:,} B of TCP's payload, {once}.")
         if self.intrusive:
             said.append('Measured with measure="phase", which changes the times.')
         return said
@@ -277,17 +261,15 @@ def _not_predicted(unexplained: Counter[Reason]) -> list[str]:
     return [f"{count_text(count, 'call')} not predicted: {reason}" for reason, count in unexplained.most_common(3)]
 
 
-def _residues(pairs: Iterable[Pair]) -> list[str]:
+def _residues(pairs: Iterable[Pair]) -> Iterator[str]:
     """Say where each residue comes from, with the bytes of all pairs of ranks."""
     sizes: Counter[tuple[Why, str]] = Counter()
     for pair in pairs:
         if pair.why in _RESIDUES:
             sizes[pair.why, pair.group] += abs(pair.residue_bytes or 0)
-    texts = []
     for (why, group), size in sizes.items():
         where = _CONNECTIONS.get(group, f"the connections of group {group}")
-        texts.append(_RESIDUES[why].format(size=f"{size:,} B", where=where))
-    return texts
+        yield _RESIDUES[why].format(size=f"{size:,} B", where=where)
 
 
 def _spans(trace: Trace, ledger: Ledger) -> Iterator[WirePart]:
@@ -313,15 +295,15 @@ def _single_operations(ledger: Ledger) -> Iterator[WirePart]:
     together: dict[Sequence[int], list[SampleRange]] = defaultdict(list)
     names: dict[int, str] = {}
     keys, entries = ledger.operations.rows.tolist(), ledger.entries
+    written = [*zip(entries.operation.tolist(), entries.cell.tolist(), strict=True)]
     # In the order in which the operations were called.
-    for rank, section, part in sorted(entries.sections(), key=lambda each: entries.turn(each[2].start)):
+    for rank, section, part in sorted(entries.sections(), key=lambda each: written[each[2].start]):
         if ledger.meters[rank].still[section + 1] is None:
             continue
-        indices = entries.operation[part].tolist()
-        for index, cell in zip(indices, entries.cell[part].tolist(), strict=True):
+        for index, cell in written[part]:
             names[keys[index]] = name_of(ledger.operations[index], entries.cells[cell])
-        sampled = rank, section, section + 1
-        together[tuple(sorted(keys[index] for index in indices))].append(sampled)
+        called = tuple(sorted(keys[index] for index, _ in written[part]))
+        together[called].append((rank, section, section + 1))
     for met, ranges in together.items():
         yield _part(first_few([names[key] for key in met], 3, between=" and "), ranges, ledger)
 

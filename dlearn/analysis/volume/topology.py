@@ -65,7 +65,8 @@ class Topology(Result, frozen=True):
         members = self.group.members
         assert self.group.wiring is not None
         schedule = nccl_rings.schedule_of(call, len(members), self.group.wiring)
-        return {(members[src], members[dst]): size for (src, dst), size in schedule.bytes_by_pair.items()}
+        sent = schedule.sizes_by_pair.items()
+        return {(members[src], members[dst]): sum(sizes) for (src, dst), sizes in sent}
 
     @property
     def sentences(self) -> list[str]:

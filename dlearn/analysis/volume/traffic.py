@@ -23,8 +23,7 @@ from dlearn.trace import Trace
 if TYPE_CHECKING:
     import pandas
 
-Edge = tuple[int, int]
-"""Sender and receiver."""
+Edge = tuple[int, int]  # Sender and receiver.
 _COLUMNS = 16
 _PAIRS_SHOWN = 40
 

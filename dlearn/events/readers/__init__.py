@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from dlearn.events.store import ProcessFile
 
 room = partial(tempfile.TemporaryDirectory, prefix="dlearn-import-")
-"""Makes a folder for a translation that is not kept."""
 MOST_BYTES = 1 << 30
 """Of one file, unpacked: a dump of 2,000 calls has some 5 MB, a profiler's file often 100."""
 
@@ -70,7 +69,6 @@ def is_own(paths: Sequence[Path]) -> bool:
 
 
 def _inside(paths: Sequence[Path]) -> list[Path]:
-    """Return the files there, and those in the folders there."""
     found: list[Path] = []
     for path in paths:
         found += sorted(path.iterdir()) if path.is_dir() else [path]
@@ -92,7 +90,7 @@ def translate(paths: Sequence[Path], folder: Path) -> list[str]:
         if log.lines and log is not reader:
             for header, lines in ranks:
                 groups = [line for line in lines if isinstance(line, GroupFact)]
-                lines += log.beside(-1 if header.rank is None else header.rank, header.host, groups)
+                lines += log.beside(header.rank, header.host, groups)
             sentences.append(log.told_beside())
         for header, lines in ranks:
             data = msgspec.json.Encoder().encode_lines([header, *lines])
@@ -125,8 +123,7 @@ def beside(logs: Sequence[Path], files: Iterable[ProcessFile]) -> list[str]:
         if reader is not log:
             raise refused(f"{path.name}: beside a trace of ours, only NCCL's log is read.")
     for file in files:
-        rank = -1 if file.own_rank is None else file.own_rank
-        found = log.beside(rank, file.header.host, file.groups.values())
+        found = log.beside(file.own_rank, file.header.host, file.groups.values())
         file.wired |= {each.group: each for each in found}
     return [printable(log.told_beside())]
 

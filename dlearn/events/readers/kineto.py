@@ -1,12 +1,13 @@
-"""Traces of torch's profiler (Kineto's JSON), one file for each rank: what NCCL's kernels did, and when.
+"""Traces of torch's profiler (Kineto's JSON), one file for each rank: what NCCL's kernels did, and
+when.
 
-An operation is a kernel here: it begins when the GPU begins it, so that who came last is seen on the GPU, and what a
-rank waited for the others stands apart from the transfer. What the kernel moved, and in which group, stands beside it
-since 2024 (`record_param_comms`); kernels that do not say so are counted, with their time. The name of a kernel says
-neither the algorithm nor the protocol that ran (github.com/NVIDIA/nccl/issues/1595).
+An operation is a kernel here. What it moved, and in which group, stands beside it since 2024
+(`record_param_comms`); kernels that do not say so are counted, with their time. The name of a
+kernel says neither the algorithm nor the protocol that ran (github.com/NVIDIA/nccl/issues/1595).
 
-PyTorch's execution traces of the same steps tell what old kernels do not say, and no times. A record there is joined
-to a kernel by its number: the k-th call, waits left out, has launched the k-th kernel, if both have as many.
+PyTorch's execution traces of the same steps tell what old kernels do not say, and no times. A
+record there is joined to a kernel by its number: the k-th call, waits left out, has launched the
+k-th kernel, if both have as many.
 """
 
 import re
@@ -188,10 +189,9 @@ def _add(rank: ForeignRank, group: str, said: Said, start_ns: int, end_ns: int) 
 def compare_clocks(ranks: Sequence[Lines]) -> None:
     """Compare the clocks of hosts by what ends on all ranks at once, such as an all-reduce.
 
-    The kernels of one end within microseconds of each other on all ranks of a host, while their
-    starts lie up to milliseconds apart. So the median difference of the ends is by how much two
-    clocks differ, and the largest deviation from it the error. A reading is added to the lines of
-    each host's first rank: against the host of the first of all, through others if need be.
+    Its kernels end within microseconds of each other on all ranks of a host. So the median
+    difference of the ends is by how much two clocks differ, the largest deviation the error.
+    Each host's first rank gets a reading against the first host, through others if need be.
     """
     ends: dict[str, dict[tuple[str, int, str], list[int]]] = defaultdict(lambda: defaultdict(list))
     lines_of = {header.host: lines for header, lines in reversed(ranks)}

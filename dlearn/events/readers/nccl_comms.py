@@ -10,7 +10,7 @@ from dlearn.events.event import NOT_OBSERVED, GroupFact, TensorInfo
 from dlearn.events.readers import rank_lines
 from dlearn.events.readers.nccl_log import Comm, Device, Log, LoggedCall, ThreadPart
 from dlearn.events.readers.rank_lines import ForeignRank, Lines
-from dlearn.events.wiring import Choice, Ring, Wired
+from dlearn.events.wiring import Ring, Wired
 from dlearn.shown import count_text
 
 SOURCE = "NCCL's log: it has no times, calls stand in the order of its lines"
@@ -51,19 +51,17 @@ class Communicator:
                 orders[order].append(channel)
         return tuple(Ring(order, tuple(channels)) for order, channels in orders.items())
 
-    @cached_property
-    def choices(self) -> tuple[Choice, ...]:
-        return tuple(dict.fromkeys(choice for comm in self.comms.values() for choice in comm.choices))
-
     def wired(self, rank: int, name: str) -> Wired:
         """Return what is known of one of its ranks; with the first, what is known of all."""
         comm, is_first = self.comms[rank], rank == min(self.comms)
         links = dict.fromkeys(chain.from_iterable(piece.links for piece in comm.pieces))
+        told = self.comms.values() if is_first else ()
+        choices = dict.fromkeys(chain.from_iterable(each.choices for each in told))
         return Wired(
             group=name, host=comm.device.host, device=comm.device.number,
             channels=max((piece.channels for piece in comm.pieces), default=0),
             links=tuple(link for link in links if link.to < self.size),
-            rings=self.rings if is_first else (), choices=self.choices if is_first else (),
+            rings=self.rings if is_first else (), choices=tuple(choices),
             switch=comm.device in self._switched,
         )  # fmt: skip
 
@@ -150,10 +148,10 @@ class NcclLog(Log):
         details = f"; {self._notes}"
         return [rank.lines(details=details, pid=device.pid) for device, rank in made.items()]
 
-    def beside(self, rank: int, host: str, groups: Iterable[GroupFact]) -> list[Wired]:
+    def beside(self, rank: int | None, host: str, groups: Iterable[GroupFact]) -> list[Wired]:
         """Return what it says of a rank that other files tell of, in groups of the same members, if
         all that it says is one. Nothing where the rank was on another host."""
-        one = self._world.comms.get(rank) if self._job else None
+        one = self._world.comms.get(rank) if self._job and rank is not None else None
         if one is None or (host and host.partition(".")[0] != one.device.host.partition(".")[0]):
             return []
         found: list[Wired] = []
@@ -177,7 +175,6 @@ class NcclLog(Log):
 
     @property
     def _notes(self) -> str:
-        """Say how much of the log could be used."""
         notes = f"{self.understood:,} of {self.lines:,} lines understood"
         for what, count in self.unassigned.items():
             notes += f"; not assigned: {count:,} {what}" * bool(count)

@@ -145,7 +145,6 @@ class _MpiJob:
         self._elsewhere = 0  # Calls of threads that have no rank.
 
     def see(self, location: Any, event: Any) -> None:
-        """Take in one record."""
         kind = type(event).__name__
         rank = self._ranks.get(location)
         if rank is None:

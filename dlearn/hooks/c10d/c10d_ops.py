@@ -37,7 +37,6 @@ NAMES = {
     "recv_": "recv",
     "recv_any_source_": "recv",
 }
-"""An op's name at the dispatcher, and in `torch.distributed`."""
 if not hasattr(torch.ops.c10d, "gather_into_tensor_"):  # Only the newest versions of torch have it.
     del NAMES["gather_into_tensor_"]
 
@@ -121,10 +120,7 @@ def place_of(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def checksum(tensors: Sequence[torch.Tensor]) -> int | None:
-    """Return the CRC-32 of the bytes as they are sent, of several tensors that of their sums.
-
-    None without tensors, or where one is on a device, sparse or not contiguous.
-    """
+    """Return the CRC-32 of dense tensors on the CPU as they are sent, of several of their sums."""
     sums = []
     for tensor in tensors:
         if tensor.device.type != "cpu" or tensor.is_sparse or not tensor.is_contiguous():
@@ -155,7 +151,6 @@ def tensors_of(args: tuple[Any, ...], index: int | None) -> Sequence[torch.Tenso
 
 
 def describe_one(tensor: torch.Tensor) -> TensorInfo:
-    """Describe a tensor's shape, dtype, device and bytes."""
     whole = _describe_whole(tensor.shape, tensor.dtype, tensor.device)
     if not tensor.is_sparse:
         return whole

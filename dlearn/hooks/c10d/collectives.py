@@ -1,12 +1,9 @@
 """Every communication op of torch.distributed, seen at the dispatcher.
 
-Python, DDP's C++ reducer, FSDP and functional collectives, on any thread, all go through torch's dispatcher as
-`c10d::...` ops. We register a Python kernel for each at the key `BackendSelect`, which lies below autograd and above
-the CPU and CUDA kernels and is free for c10d. It notes the call and forwards it, unchanged, to the kernel that would
-have run without us. docs/how-it-works.md says why other hooks miss calls.
-
-The end comes from the caller's own wait where it waits at once, else from the future of the Work; see works.py. Of work
-on a GPU, CUDA events give the times: cuda_times.py.
+We register a Python kernel for each op at the key `BackendSelect`, which lies below autograd and
+above the CPU and CUDA kernels and is free for c10d. It notes the call and forwards it, unchanged,
+to the kernel that would have run without us. docs/how-it-works.md says why other hooks miss calls.
+Ends: works.py, and of work on a GPU cuda_times.py.
 """
 
 import sys
@@ -62,15 +59,13 @@ def _install(host: Host, undo: Patches) -> None:
 
 
 def _error_text(error: BaseException) -> str:
-    """Return the exception's class and the first line of torch's reason."""
+    """Return the exception's class and the first sentence of torch's reason."""
     reason = str(error).partition("\n")[0]
     if reason.startswith("[/"):  # The place in C++ that raised it.
         reason = reason.partition("] ")[2]
-    reason = reason.partition(". ")[0][:_LONGEST_REASON]
+    reason = reason.partition(". ")[0][:100]
     return f"{type(error).__name__}: {reason}" if reason else type(error).__name__
 
-
-_LONGEST_REASON = 100  # Characters of it that are kept.
 
 Args = tuple[Any, ...]
 
@@ -183,12 +178,9 @@ def note_collective(
     group: OwnGroup,
     inputs: Sequence[torch.Tensor],
     outputs: Sequence[torch.Tensor],
-    *,
-    root: int | None = None,
-    splits: Sequence[int] = (),
-    takes: Sequence[int] = (),
+    **facts: Any,
 ) -> int:
-    """Report a collective with the tensors that this rank gives and gets; return the event's number."""
+    """Report a collective, what this rank gives and gets, and these facts; return its number."""
     return host.event(
         Collective,
         op=op,
@@ -196,10 +188,8 @@ def note_collective(
         seq=next(group.collectives),
         inputs=tuple(map(ops.describe_one, inputs)),
         outputs=tuple(map(ops.describe_one, outputs)),
-        root=root,
-        splits=tuple(splits),
-        takes=tuple(takes),
         checksum=ops.checksum(inputs) if host.options.checksums else None,
+        **facts,
         **caller(sys._getframe())._asdict(),
     )
 

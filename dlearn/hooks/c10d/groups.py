@@ -1,8 +1,7 @@
 """Process groups as this process meets them: their names, members, and the numbers of their operations.
 
-torch gives a name again when a group was destroyed, and its numbers start anew. So each process counts the groups of a
-name that it has seen. The count may differ between members: they also read one word in the group's own store, which the
-first of them has written there.
+torch gives a name again when a group was destroyed: each process counts those of a name. Counts may
+differ between members, who also read one word in the group's own store: the first writes it.
 """
 
 import itertools
@@ -23,10 +22,7 @@ from dlearn.hooks.network.clock import word_in
 
 @dataclass
 class OwnGroup:
-    """A process group as this process sees it, with its counters.
-
-    `name` is torch's own, and for a second group of that name a number with it.
-    """
+    """A process group with its counters; `name` is torch's own, of a second one with a number."""
 
     name: str
     rank: int
@@ -54,12 +50,11 @@ class Groups:
             self._known[group] = self._meet(group, ranks)
 
     def destroying(self, group: ProcessGroup | None) -> None:
-        """Keep it a little longer than the program does, until the next is made; None stands for all groups.
+        """Keep it a little longer than the program does, until the next is made; None: all groups.
 
-        Where a DDP model holds the last reference and is deleted, torch waits for gloo's threads and keeps Python's
-        lock: it hangs if one of them needs that, to let go of a tensor, or for our own callback. Where the last one is
-        Python's, as this is, torch gives the lock back first. (With the default group go the store and its port, so
-        that is not kept.)
+        Where a DDP model holds the last reference and is deleted, torch waits for gloo's threads
+        and keeps Python's lock: it hangs if one of them needs that. Where the last one is Python's,
+        as this is, torch gives the lock back first. (With the default group goes the store's port.)
         """
         if group is None:
             self.kept.clear()
@@ -135,10 +130,7 @@ def _backend_name(pg: ProcessGroup) -> str:
 
 
 def _calls_made(pg: ProcessGroup) -> int:
-    """Count the group's collectives so far, as torch's flight recorder has numbered them.
-
-    (The group's own sequence number counts sends and receives, too, and in these the ranks differ.)
-    """
+    """Count the group's collectives by torch's flight recorder: its own number counts sends too."""
     try:
         if not pg._get_sequence_number_for_group():  # type: ignore[attr-defined]
             return 0

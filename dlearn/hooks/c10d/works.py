@@ -1,10 +1,10 @@
 """How the end of an operation is seen, without ever waiting for it.
 
-A collective's Work has a future, which calls back on a thread of the backend: that thread and the program's then take
-turns at Python's lock, which costs more than all the rest of recording. So the future is used only where it has to be:
-a call with `async_op=False` waits at once, and its own wait shows the end. Sends, receives and gloo's reduce_scatter
-have no future: their `is_completed()` stays False until the program waits, and a second `wait` hangs. So `Work.wait` is
-patched, and the hook holds each Work until then (torch makes a new Python object for a Work without references).
+A collective's Work has a future, which calls back on a thread of the backend: that thread and the
+program's then take turns at Python's lock, which costs more than all the rest of recording. So the
+future is used only where the program's own wait does not show the end. Sends, receives and gloo's
+reduce_scatter have none, and a second `wait` of theirs hangs: the hook holds each Work until then
+(torch makes a new Python object for a Work without references).
 """
 
 import time
@@ -113,10 +113,7 @@ class WaitingWorks:
     def hold(
         self, work: Work, number: int, size: int = 0, *, any_source: bool = False, output: torch.Tensor | None = None
     ) -> None:
-        """Keep `work`, and `size` bytes with it, until it is waited for.
-
-        `output` is the tensor by which functional collectives wait for it.
-        """
+        """Keep `work`, and `size` bytes with it, until it, or its `output`, is waited for."""
         address = output.untyped_storage().data_ptr() if output is not None else 0
         self._held[id(work)] = _Held(work, number, size, any_source, address)
         if address:

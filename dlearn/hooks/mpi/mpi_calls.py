@@ -1,12 +1,9 @@
 """The names in mpi4py's module that are replaced while a recording is on: their calls are reported.
 
-Calls are found by their signatures, and one wrapper serves all. A communicator or request that they
-return is a recording one, too. Of rare calls (persistent and partitioned requests, collectives of
-neighbours, windows) only the name is reported. Collectives have torch's names (all_reduce), so that
-one colour and one rule hold for both. MPI chooses its algorithm; its inner messages are not seen.
-
-Sending a Python object is done in mpi4py's own two steps (pickle, send the bytes), so that its size
-is known before it is sent. The size of what collectives pickle is not known.
+Calls are found by their signatures, and one wrapper serves all. Of rare ones (persistent and
+partitioned requests, collectives of neighbours, windows) only the name is reported. Collectives
+have torch's names. A Python object is sent in mpi4py's own two steps (pickle, send the bytes), so
+that its size is known before it is sent; the size of what collectives pickle is not known.
 """
 
 import inspect
@@ -82,10 +79,7 @@ COLLECTIVES = {
 }
 """mpi4py's name in small letters (over objects it is written so, over buffers Bcast and Ibcast), and torch's."""
 _LOOKS = ("iprobe", "improbe")
-"""They do not wait, and are calls only if they have found something.
-
-Improbe and Mprobe take the message that they find: they are where it is received.
-"""
+"""They do not wait, and are calls only if they have found something. (Improbe also receives it.)"""
 
 
 def recorded_methods(original: type[Any]) -> dict[str, Method]:
@@ -154,10 +148,9 @@ def _recorded(original: type[Any], name: str, form: Form, report: _Report) -> Me
 
 
 def _made(posts: Sequence[Post], run: Callable[[], Any], *, by: str, status: Any = None) -> Any:
-    """Make a call, and return its answer; if it raises, that is the end of these.
+    """Make a call; if it raises, that is the end of these.
 
-    Of a message that was too long MPI fills the `status` all the same: its rank and its tag. After
-    other errors the program's own status may still tell of an earlier message.
+    Only of a message that was too long has MPI filled the `status`: its rank and its tag.
     """
     try:
         return run()

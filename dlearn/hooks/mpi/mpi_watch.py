@@ -125,10 +125,7 @@ def name_of(comm: Any) -> str:
 
 
 def made_name(how: str, parent: tuple[int, ...], members: tuple[int, ...]) -> str:
-    """Return "COMM_WORLD.Split(0,2)".
-
-    All members have made the same communicators of just these members, in one order.
-    """
+    """Return "COMM_WORLD.Split(0,2)": all members have made the same of these, in one order."""
     _made[how, members] += 1
     times = _made[how, members]
     shown = "" if members == parent else f"({first_few([*map(str, members)], RANKS_NAMED, ',')})"
@@ -158,10 +155,7 @@ Infos = tuple[TensorInfo, ...]
 
 
 def described(spec: Any, *, blocks: int = 1) -> Infos:
-    """Describe the data of one argument; none of None and IN_PLACE.
-
-    Of a single count each of `blocks` ranks has that much.
-    """
+    """Describe the data of one argument; a single count is that of each of `blocks` ranks."""
     if spec is None or spec is MPI.IN_PLACE:
         return ()
     buffer, counts, datatype = _parts(spec)
@@ -180,10 +174,7 @@ def pickled(count: int) -> Infos:
 
 
 def _learn(room: Infos, status: Any, error: str) -> dict[str, Any]:
-    """Return peer, tag and what arrived by the status of a receive; or that it was cancelled.
-
-    What has as many bytes as there was room for is not described again.
-    """
+    """Return peer, tag and what came, if it is not what there was room for; or the cancelling."""
     if error:
         known = status.Get_source() != MPI.ANY_SOURCE  # It failed on this rank's message.
         return {"peer": status.Get_source(), "tag": status.Get_tag()} if known else {}

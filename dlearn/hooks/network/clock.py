@@ -1,13 +1,11 @@
 """Which job a process belongs to, and how its clock relates to the job's: four time stamps over the job's own store.
 
-When a default group is made, a thread of each rank greets rank 0 through the store in which the ranks have just met: no
-port is opened, and the program does not wait. Rank 0 notes which ranks there are and where each writes its file. A rank
-with another clock than rank 0 asks it for the time repeatedly, and keeps the answer that was fastest:
+When a default group is made, a thread of each rank greets rank 0 through the store in which the
+ranks have just met. A rank with another clock than rank 0 asks it for the time repeatedly, and
+keeps the answer that was fastest (NTP, RFC 5905, section 8):
 
     this rank:  t1 ─ask─►            ─►t4      offset = ((t2 - t1) + (t3 - t4)) / 2
     rank 0:              ─►t2  t3─answer─►     error <= ((t4 - t1) - (t3 - t2)) / 2
-
-NTP does the same (RFC 5905, section 8); the bound holds however unequal the two directions are.
 """
 
 import json
@@ -45,9 +43,8 @@ PATIENCE_SECONDS = 5.0
 class ClockServer:
     """Rank 0 answers, the others ask; of the default group of this process, while there is one.
 
-    The store is let go when the group is destroyed, as the program's own: a reference to it keeps its port busy.
-    Only with `keep_store` it stays, for what is gathered at the end. With `alone` all ranks are known to be on this
-    host, and nothing is asked.
+    A reference to the store keeps its port busy: it is let go when the group is destroyed, but
+    with `keep_store`. With `alone` all ranks are on this host, and nothing is asked.
     """
 
     def __init__(
@@ -199,10 +196,7 @@ _MPI_VARIABLES = (("PMI_RANK", "PMI_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_
 
 
 def job_of_process() -> tuple[str, int | None, int | None]:
-    """Return job, rank and size of this process, by its default group or its launcher.
-
-    The job is "" where nothing is known of it yet, as of ranks that were started one by one.
-    """
+    """Return job, rank and size, by the default group or the launcher; "" and None if not known."""
     environment = os.environ
     if dist.is_initialized():
         job = word_in(dist.distributed_c10d._get_default_store(), "dlearn/job")
@@ -221,10 +215,7 @@ def job_of_process() -> tuple[str, int | None, int | None]:
 
 
 def word_in(store: Store | None, key: str) -> str:
-    """Return the word of all ranks of this store under `key`; the first to ask writes it.
-
-    "" where the store can hold nothing, as torch's FakeStore, or is gone; MPI's groups meet without one.
-    """
+    """Return the word that the first rank to ask writes there; "" if the store can hold nothing."""
     word = f"{socket.gethostname()}-{os.getpid()}-{time.time_ns():x}"
     try:
         return str(store.compare_set(key, "", word).decode()) if store is not None else ""

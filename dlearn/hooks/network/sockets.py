@@ -2,11 +2,9 @@
 
 Linux reports the counters of a process's own sockets without root (`TCP_INFO`). Watched are the
 connections that appear while a process group is made, but not those of its store. Connections that
-appear later, to this machine or to a rank's host, belong to no known group. Nothing is sent: the
-reader finds the peer of a connection in another process's file, where both addresses are swapped.
-
-A guest: sockets are only read, by their number. A copy would keep a socket open, and gloo's peers
-learn from a closing socket that a rank has gone.
+appear later, to this machine or to a rank's host, belong to no known group. Sockets are read by
+their number: a copy would stay open, and gloo's peers learn from a closing socket that a rank has
+gone.
 """
 
 import ctypes
@@ -72,8 +70,8 @@ class Sockets:
     def making(self, store: Store | None, owner: str | None = NO_GROUP) -> None:
         """Note that a group, or RPC's agent, will be made that meets in this store.
 
-        Connections that exist by now belong to `owner`. Those of the store are never counted, also
-        those that another rank opens later: a rank that hosts the store accepts them at any time.
+        Connections that exist by now belong to `owner`; those of the store are never counted, also
+        those that other ranks open later.
         """
         self.ignored_ports |= _ports_of([store])
         self.watch(owner)
@@ -87,16 +85,9 @@ class Sockets:
         watched = self.connections if self._rpc else ()
         return tuple(self._counted(*connection)[1] for connection in watched)
 
-    def forget(self) -> None:
-        """Forget the connections in a forked child: they are its parent's."""
-        self.connections.clear()
-
     def settle(self) -> bool:
-        """Wait until nothing is on its way: the counters stand still, no call of RPC waits for its reply, and no
-        thread of torch's for a core.
-
-        Return False where that took too long, which is waited for once only.
-        """
+        """Wait until the counters stand still, no call of RPC waits for its reply, and no thread of
+        torch's for a core. Return False where that took too long: it is waited for once only."""
         quiet_seconds = RPC_STILL_SECONDS if self._rpc else STILL_SECONDS
         deadline = time.monotonic() + (RPC_PATIENCE_SECONDS if self._rpc else PATIENCE_SECONDS)
         before = self.sent_bytes()

@@ -1,11 +1,10 @@
 """The graph that distributed autograd goes through: each worker's own piece of it, and when its nodes run.
 
-No message is sent for it. A worker meets the nodes of its piece when tensors pass the pickler, or, on the driver, when
-the backward pass begins; and hooks them, for they run later. The send of the last reply is made by C++ after that: it
-is found when the first node runs. Such a node is not hooked any more (the engine may run it in another thread): it
-only forwards gradients, and the agent's log says when that was.
-
-Nothing here keeps a node alive, and with it the tensors that it saved: its number stands in its own `metadata`.
+A worker meets the nodes of its piece when tensors pass the pickler, or, on the driver, when the
+backward pass begins; and hooks them, for they run later. The send of the last reply is made by C++
+after that: it is found when the first node runs, and not hooked any more (the engine may run it in
+another thread). Nothing here keeps a node alive, and with it the tensors that it saved: its number
+stands in its own `metadata`.
 """
 
 import itertools
@@ -49,7 +48,6 @@ class Graph:
         self._tasks: dict[int, int] = {}  # The context of each of the engine's tasks.
 
     def stop(self) -> None:
-        """Report nothing any more."""
         self._on = False
         for handle in self._handles:
             handle.remove()
@@ -130,7 +128,6 @@ class Graph:
         )
 
     def _watch(self, node: Any, numbers: dict[int, int]) -> None:
-        """Report its runs."""
         collects, crosses = hasattr(node, "variable"), node.name().endswith("RecvRpcBackward")
 
         def begins(gradients: Sequence[torch.Tensor | None]) -> dict[str, Any] | None:

@@ -1,8 +1,4 @@
-"""Turn the RPC agent's own log on, and off again.
-
-The level is a variable of torch's C++ library; at -1, set before an agent is made, it logs every
-message. events/agent_log.py takes these lines out of stderr, for a script in a small process.
-"""
+"""Turn the RPC agent's own log on and off; events/agent_log.py takes its lines out of stderr."""
 
 import ctypes
 import os

@@ -42,7 +42,6 @@ CALL, REMOTE, REPLY, FETCHED = b"Q", b"M", b"R", b"F"
 
 
 def watch_callers(calls: RpcCalls, patches: Patches) -> None:
-    """Report each call where it is made."""
     for op in ("rpc", "remote"):
         remote = op == "remote"
         patches.wrap(api, f"_invoke_{op}_python_udf", partial(_call_python, calls, remote))
@@ -160,7 +159,6 @@ def function_name(function: Any, arguments: tuple[Any, ...]) -> str:
 
 
 def watch_pickler(calls: RpcCalls, patches: Patches) -> None:
-    """Report requests and replies as they are packed and unpacked."""
     emit = calls.host
 
     def serialize(original: Any, pickler: Any, value: Any) -> tuple[bytes, list[torch.Tensor]]:
@@ -275,10 +273,7 @@ def _note_unpacked(calls: RpcCalls, arrived: Arrived, value: Any, tensors: Seque
 
 @dataclass
 class _Run:
-    """The user's function on the callee; `number` is that of its event, once it has begun.
-
-    It does not hold the arguments: these would live longer, and the remote references among them be given back late.
-    """
+    """The user's function on the callee, without its arguments, which would live longer here."""
 
     calls: RpcCalls
     call: CallId

@@ -1,12 +1,10 @@
 """Every RPC, at both ends: what is called, with which tensors, when it arrives, runs, and is answered.
 
-All of torch's ways to call (rpc_sync, rpc_async, remote, RRef.rpc_sync() and the like, RemoteModule, the distributed
-optimizer) end in six functions of `torch.distributed.rpc.api`, and all that is Python passes `_InternalRPCPickler`:
-both are patched. Pickle stops reading at its STOP opcode, so an id behind it travels unnoticed, also to a process that
-is not recorded: it joins the two ends.
-
-Python does not see what C++ sends by itself, but knows the spans of time in which it happens. They are reported as
-windows, and `events` finds in the agent's own log what was sent in each.
+All of torch's ways to call end in six functions of `torch.distributed.rpc.api`, and all that is
+Python passes `_InternalRPCPickler`: both are patched. Pickle stops reading at its STOP opcode, so
+an id behind it travels unnoticed, also to a process that is not recorded: it joins the two ends.
+What C++ sends by itself is found in the agent's own log; the spans of time in which it happens are
+reported as windows.
 """
 
 import sys
@@ -104,7 +102,6 @@ def _meet(calls: RpcCalls, log: str) -> None:
 
 
 def watch_windows(calls: RpcCalls, patches: Patches) -> None:
-    """Report each call of Python below which C++ sends messages of its own."""
     host = calls.host
     # As a phase of an iteration over RPC begins or ends.
     count = host.count if host.options.measure == "phase" else lambda: None

@@ -49,7 +49,6 @@ class RpcCalls:
         self.agent: Any = None
         self.numbers = itertools.count()
         self.function: dict[int, tuple[Any, tuple[Any, ...]]] = {}
-        """The function and arguments that this thread has just packed."""
         self.forks: dict[int, list[RRefFork]] = {}  # The RRefs that this thread is packing.
         self.answering: dict[int, AnsweredCall] = {}  # Whose result this thread will pack next.
         self.context: dict[int, int] = {}  # The distributed autograd context of each thread.
@@ -126,10 +125,7 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 
 
 def result_of_cpp(calls: RpcCalls, value: Any, context: int | None, sender: int) -> RpcResult:
-    """Describe a value that C++ has packed, and watch the gradients that go back for it.
-
-    Its tensors are described; of an error the size, which travels as its text.
-    """
+    """Describe what C++ has packed (of an error its text); watch gradients that go back for it."""
     if isinstance(value, Exception):
         return RpcResult(pickled_bytes=len(str(value).encode()))
     tensors = tensors_in(value)
@@ -161,10 +157,7 @@ def _describe(tensor: torch.Tensor) -> TensorInfo:
 
 
 def watch_return(calls: RpcCalls, context: int, to: int) -> None:
-    """Report the gradients that `to` sends back for a call that was made in C++.
-
-    They arrive at the node that C++ has made for the call, which forwards them after its run.
-    """
+    """Report the gradients that `to` sends to the node that C++ has just made for its own call."""
     sent = _retrieve_context(context)._send_functions()
     message = max(sent)
 

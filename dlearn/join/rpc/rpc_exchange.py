@@ -7,7 +7,7 @@ for each call that Python saw, and what C++ sent by itself is not known.
 
 import os
 from bisect import bisect_left, bisect_right
-from collections import Counter, defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -19,6 +19,7 @@ from dlearn.events import agent_log
 from dlearn.events.event import Event, RpcArrival, RpcCall, RpcReply, RpcResult, RpcRun, RpcWindow
 from dlearn.events.event_table import Events
 from dlearn.events.process import Process
+from dlearn.join.columns import grouped
 
 KnownBy = Literal["python", "window", "rule", "unknown"]
 
@@ -198,9 +199,7 @@ class Seen:
     """The windows in which C++ sends, by op, and the fetched values, by owner and call."""
 
     def __init__(self, events: Events, known: Workers) -> None:
-        self.windows: dict[str, list[RpcWindow]] = defaultdict(list)
-        for window in events.of(RpcWindow):
-            self.windows[window.op].append(window)
+        self.windows = grouped(events.of(RpcWindow), lambda window: window.op)
         self.arrivals = {(known.rank(end.caller), end.call): end for end in events.of(RpcArrival)}
         replies = [reply for reply in events.of(RpcReply) if reply.fetched]
         self.fetched = {(known.rank(reply.caller), reply.call): reply for reply in replies}
@@ -228,9 +227,7 @@ class RequestMatcher:
     """
 
     def __init__(self, requests: Iterable[Request]) -> None:
-        self._by_src: dict[int, list[Request]] = defaultdict(list)
-        for request in sorted(requests, key=_sent):
-            self._by_src[request.src].append(request)
+        self._by_src = grouped(sorted(requests, key=_sent), lambda request: request.src)
         self._times = {src: [each.first_ns for each in found] for src, found in self._by_src.items()}
         self._matched: dict[Request, RpcExchange] = {}
         self._windows: dict[RpcExchange, tuple[TimeWindow, Callable[[Request], int]]] = {}

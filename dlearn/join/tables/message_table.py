@@ -1,12 +1,10 @@
-"""The table of messages: always one sender and one receiver, as columns of numbers.
-
-A row becomes a `Message` when it is looked at.
-"""
+"""The table of messages, as columns of numbers: a row becomes a `Message` when it is looked at."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
@@ -154,27 +152,22 @@ def order_of_sending(parts: Sequence[MessageColumns], operations: Operations) ->
     return np.lexsort((operation, step, sent_ns))
 
 
+@dataclass(eq=False, repr=False)
 class Messages(Lazy[Message], Shown):
     """All messages of a trace, in the order of sending, and each operation that gave none, with the reason.
 
     Shows their number and the first ten. Each has a row in `columns`, which stand in that order.
     """
 
-    def __init__(
-        self,
-        operations: Operations,
-        columns: MessageColumns,
-        contents: Sequence[Content],
-        confirmed: Mask,
-        reasons: Sequence[tuple[int, Reason]],
-    ) -> None:
-        self.operations = operations
-        self.labels = operations.labels
-        self.columns = columns
-        self.contents = contents
-        self.confirmed = confirmed
-        self._reasons = reasons
-        self._made: list[Message | None] = [None] * len(columns.src)
+    operations: Operations
+    columns: MessageColumns
+    contents: Sequence[Content]
+    confirmed: Mask
+    _reasons: Sequence[tuple[int, Reason]]
+
+    def __post_init__(self) -> None:
+        self.labels = self.operations.labels
+        self._made: list[Message | None] = [None] * len(self.columns.src)
 
     def __len__(self) -> int:
         return len(self._made)
@@ -191,16 +184,6 @@ class Messages(Lazy[Message], Shown):
     @property
     def missing(self) -> Mask:
         return np.asarray(self.columns.how == HOWS.index("missing"))
-
-    @property
-    def called_ns(self) -> Column:
-        """Return when the sender of each called its operation, in ns; NONE if not seen."""
-        calls, ranks = self.operations.calls, 1 + max(self.labels, default=0)
-        keys = calls.operation * ranks + calls.rank
-        order = np.argsort(keys, kind="stable")
-        wanted = self.columns.operation * ranks + self.columns.src
-        place = order[np.searchsorted(keys[order], wanted).clip(max=len(keys) - 1)] if len(keys) else wanted
-        return np.where(keys[place] == wanted, calls.start_ns[place], NONE)
 
     @cached_property
     def reasons(self) -> tuple[tuple[Operation, Reason], ...]:

@@ -35,8 +35,7 @@ class Calls:
     pending: Mask
     last_arrival_ns: Column
     """When the last rank called the operation: before this, the others wait."""
-    ops: tuple[str, ...]
-    op: Rows  # What this rank itself called: a place in `ops`.
+    op: Rows  # What this rank itself called: the same number for the same op.
 
     def __len__(self) -> int:
         return len(self.operation)
@@ -140,13 +139,12 @@ class Operations(Lazy[Operation], Shown):
         table, events = self.table, self.table.events
         counts = np.diff(table.first)[self.rows]
         rows = table.end_row[table.ends_of(self.rows)]
-        names = [getattr(first, "op", "") for first in events.firsts]
-        places = {name: number for number, name in enumerate(dict.fromkeys(names))}
-        op = np.fromiter((places[name] for name in names), np.intp, len(names))
+        ops = [getattr(first, "op", "") for first in events.firsts]
+        op = np.unique(ops, return_inverse=True)[1][events.like[rows]]
         operation = np.repeat(np.arange(len(self)), counts)
         spans = events.start_ns[rows], events.end_ns[rows], events.pending[rows]
-        last_arrival_ns, called = self.last_arrival_ns[operation], op[events.like[rows]]
-        return Calls(operation, events.rank[rows], *spans, last_arrival_ns, tuple(places), called)
+        last_arrival_ns = self.last_arrival_ns[operation]
+        return Calls(operation, events.rank[rows], *spans, last_arrival_ns, op)
 
     def to_frame(self) -> pandas.DataFrame:
         """Return a row an operation (needs pandas); docs/own-questions.md has the columns."""

@@ -1,0 +1,105 @@
+// A run of many steps: shares of the time in columns, who was waited for, and the ruler.
+
+const STEP_PX = 20; // narrower steps are shown as shares
+const COLUMN_PX = 10;
+
+// The first of 1, 2, 5, 10, 20, ... that is not below it, also of parts of 1.
+function nice(least) {
+  const ten = 10 ** Math.floor(Math.log10(least));
+  return ten * [1, 2, 5, 10].find((each) => each * ten >= least * 0.999);
+}
+
+// Columns that can be seen, of a step or more each; a step that is wide itself begins one.
+function columnsOf(data, { window, scale }) {
+  const wide = COLUMN_PX / scale;
+  const starts = [];
+  const placeOf = (step) => data.steps[step]?.[1] ?? data.length;
+  data.steps.forEach(([, from, to], step) => {
+    if (!starts.length || from - placeOf(starts.at(-1)) >= wide || to - from >= 2 * wide) starts.push(step);
+  });
+  const ends = [...starts.slice(1), data.steps.length];
+  return starts.map((step, i) => ({ step, after: ends[i], from: placeOf(step), to: placeOf(ends[i]) }))
+    .filter(({ from, to }) => to >= window[0] && from <= window[1]);
+}
+
+// What a rank did in the steps of a column: computed, sent, waited, as shares of its time.
+function stepColumn(data, lane, { step, after }, night) {
+  const cells = data.ofLane[lane].slice(step, after).filter((cell) => cell);
+  if (!cells.length) return { from: 0, to: 0, parts: [] };
+  const [from, [, , begin, length]] = [cells[0][2], cells.at(-1)];
+  const to = length < 0 ? data.length : (data.ofLane[lane][after]?.[2] ?? begin + length);
+  const sums = [4, 5, 6].map((part) => cells.reduce((sum, cell) => sum + (cell[part] ?? 0), 0));
+  if (length < 0) sums[2] += to - begin;
+  const whole = Math.max(1, to - from, sums[0] + sums[1] + sums[2]);
+  const shades = [data.computes, data.transfer, data.waits];
+  return { from, to, parts: sums.map((sum, part) => [shades[part][night][0], sum / whole, part === 2]) };
+}
+
+// Calls that are too many for bars: in columns of time their shares, a colour for each operation, then what waits.
+function callColumns(data, lane, { window, scale, colors }) {
+  const [wide, looks] = [nice(COLUMN_PX / scale), data.colors.length]; // They stay where they are when the window moves.
+  const first = Math.floor(window[0] / wide);
+  return Array.from({ length: Math.ceil(window[1] / wide) - first }, (_, column) => {
+    const [from, to] = [(first + column) * wide, (first + column + 1) * wide];
+    const sums = new Array(2 * looks).fill(0);
+    const within = (begin, end) => Math.max(0, Math.min(end, to) - Math.max(begin, from));
+    const [begin, end] = inView(data, lane, [from, to]);
+    for (let i = begin; i < end; i += 1) {
+      const [{ look }, middle] = [kindOf(data, data.operation[i]), data.start[i] + data.waited[i]];
+      sums[look] += within(middle, endOf(data, i));
+      sums[looks + look] += within(data.start[i], middle);
+    }
+    const whole = Math.max(wide, sums.reduce((sum, length) => sum + length));
+    return { from, to, parts: sums.map((sum, i) => [data.colors[i % looks][colors.night][0], sum / whole, i >= looks]) };
+  });
+}
+
+// Shares one on another; in a low lane mixed to one colour, so that many lanes are one picture.
+function drawColumns(view, columns, [top, bottom]) {
+  const [high, flat] = [bottom - top, bottom - top < FLAT_PX];
+  for (const { from, to, parts } of columns) {
+    const [left, right] = [from, to].map((at) => Math.round(view.x(at)));
+    let [y, after] = [bottom, parts.reduce((sum, [, share]) => sum + share, 0)];
+    for (const [color, share, waits] of parts) {
+      y -= share * high;
+      after -= share;
+      if (share * high < 0.2) continue;
+      const box = [left, flat ? top : y, Math.max(1, right - left - 1), flat ? high : share * high];
+      (waits ? hatch : paint)(view, color, box, flat ? share / (1 - after + 1e-9) : 1);
+    }
+  }
+}
+
+// A row for each rank: how long the others waited for it in each column of steps, the stronger, the longer.
+function drawAwaited(view, data, columns, low, high) {
+  write(view, "waited for", 0, low + 13, view.colors.faint);
+  const sumOf = (lane, { step, after }) => data.awaited.slice(step, after).reduce((sum, lanes) => sum + lanes[lane], 0);
+  const rows = data.lanes.map((_, lane) => columns.map((column) => sumOf(lane, column)));
+  const most = Math.max(1, ...rows.flat());
+  const color = data.waited_for[view.colors.night][0];
+  rows.forEach((sums, lane) => {
+    const shown = sums.map((sum, i) => ({ ...columns[i], parts: [[color, Math.sqrt(sum / most)]] }));
+    drawColumns(view, shown, [low + 16 + lane * high, low + 15 + (lane + 1) * high]);
+  });
+}
+
+// Ticks at round times. Where they would have more than four digits, they count from a time that stands at the left.
+function drawRuler(view, data, top) {
+  const { ink, x, window, width, margin, colors } = view;
+  const [from, to] = window.map((at) => at * data.unit_ns);
+  const step = nice(((to - from) * 84) / (width - margin));
+  const base = to / 10 ** Math.floor(Math.log10(step) + 0.001) < 9999 ? 0 : Math.floor(from / (1000 * step)) * 1000 * step;
+  const [unit, scale] = unitOf(to - base, TIMES);
+  const digits = Math.max(0, Math.ceil(Math.log10(scale / step) - 0.001));
+  paint(view, colors.faint, [margin, top, width - margin, 1]);
+  ink.textAlign = "center";
+  for (let at = Math.ceil(from / step) * step; at <= to; at += step) {
+    const text = `${base ? "+" : ""}${((at - base) / scale).toFixed(digits)} ${unit}`;
+    const [left, half] = [x(at / data.unit_ns), ink.measureText(text).width / 2];
+    ink.fillRect(left, top, 1, 5);
+    if (left + half <= width) ink.fillText(text, left, top + 17);
+  }
+  ink.textAlign = "left";
+  const [baseUnit, baseScale] = unitOf(base, TIMES);
+  if (base) ink.fillText(`≈ ${(base / baseScale).toPrecision(4)} ${baseUnit}`, 0, top + 5, margin - 4);
+}
