@@ -149,7 +149,7 @@ def test_the_site_is_built_and_every_link_of_it_leads_somewhere(tmp_path):
     assert len(re.findall("<tr", read["questions.html"])) == 62 + 1
     assert len(re.findall("<tr", read["glossary.html"])) == 15 + 1
     assert read["api.html"].count('class="highlight-python') > 15
-    assert 'data-go="' in read["quickstart.html"], "a player with its buttons"
+    assert read["quickstart.html"].count('class="dlearn-player') == 3, "two players and a strip"
     for page, text in pages.items():
         assert "tag_answer" not in text, "an answer is in sight"
         assert not re.findall(r'<(?:script|img|iframe)[^>]*src="https?:', text), page
