@@ -5,7 +5,7 @@ from pictures import pipeline, recorded_job, title, words
 from text_boxes import faults
 
 import dlearn
-from dlearn import Cluster, analysis, draw
+from dlearn import Cluster, analysis, draw, play
 
 
 def train(name: str, *, stages: int = 1, own: str = "own") -> None:
@@ -51,3 +51,12 @@ def test_the_slowest_stage_is_named_and_what_is_no_pipeline_is_said_so(tmp_path)
     assert title(ax).endswith(": rank 2 computes 360 ms, the others at most 120 ms")  # 4 x (30 + 60) and 4 x (10 + 20)
     assert [label.get_fontweight() for label in ax.get_yticklabels()] == ["normal", "normal", "bold"]
     assert "No pipeline was recorded" in words(draw.pipeline(recorded_job("DDP", tmp_path)))
+
+
+def test_a_strip_is_titled_with_the_bubble_of_a_pipeline_that_ended(job, tmp_path):
+    equal = pipeline(tmp_path / "equal", stages=3, micro_batches=4)
+    assert play.strip(equal).title == "A step of 180 ms, 33% of it bubble"  # (4 + 2) x 30 ms, and 2 of 6
+    for rank in (0, 1):
+        job.span(rank, "F0", start_ns=0, end_ns=9)
+    job.collective("all_reduce", ranks=[0], end_ns=None)
+    assert play.strip(job.load()).title == "1 call of 2 ranks"

@@ -12,6 +12,7 @@ from markupsafe import Markup
 from dlearn import draw
 from dlearn.analysis.costs.pipeline_bubble import pipeline
 from dlearn.analysis.ddp.step_times import RunSteps, step_times
+from dlearn.analysis.findings import hang_finding
 from dlearn.analysis.replay.local_activity import spans_without_calls
 from dlearn.draw import palette
 from dlearn.draw.step_strip import FEWEST
@@ -44,13 +45,15 @@ class Strip(Page):
 
     def __init__(self, trace: Trace) -> None:
         self.steps = step_times(trace)
-        calls, found = len(operations(trace).calls), pipeline(trace)
+        calls, step, odd = len(operations(trace).calls), pipeline(trace), self.steps.reported
         title = f"{count_text(calls, 'call')} of {count_text(len(trace.ranks), 'rank')}"
-        if found.passes or self.steps.steps:
-            title = found.finding if found.passes else self.steps.finding
+        if len(step.busy_ns) > 1 and not hang_finding(trace):
+            title, odd = step.finding, None
+        elif self.steps.steps:
+            title = self.steps.finding
         self.title = printable(title)
         facts, columns = strip_facts(trace, self.steps)
-        data, title, odd = pack(facts, columns), self.title, self.steps.reported
+        data, title = pack(facts, columns), self.title
         if odd is not None:
             to_step = '<button type="button" data-step="{}">{}</button>'
             title = Markup(to_step).format(odd, title)

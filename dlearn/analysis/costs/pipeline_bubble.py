@@ -108,6 +108,7 @@ def _steps(trace: Trace) -> list[list[StagePass]]:
             number[span.rank] += 1
             made[span.rank].clear()
         made[span.rank].add(what)
-        steps += [[]] * (number[span.rank] == len(steps))
+        if number[span.rank] == len(steps):
+            steps.append([])
         steps[number[span.rank]].append(StagePass(span.rank, *what, span.start_ns, span.end_ns))
     return steps
