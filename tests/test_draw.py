@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.patches import FancyArrowPatch
-from pictures import MS, lanes, parts, texts, title, words
+from pictures import MS, lanes, parts, pipeline, texts, title, words
 from text_boxes import faults
 from traces import Job, tensor
 
@@ -243,6 +243,19 @@ def test_the_order_is_that_of_sending_however_early_a_receive_was_posted(tmp_pat
     assert heights == sorted(heights)
     assert ax.get_ylim()[0] > ax.get_ylim()[1], "time runs downwards"
     assert {"uint8[4] 4 B, tag 1", "uint8[8] 8 B, tag 2"} <= {*texts(ax)}
+
+
+def test_sends_of_a_pipeline_stand_side_by_side_and_keep_their_order_on_each_lifeline(tmp_path):
+    ax = draw.sequence(pipeline(tmp_path / "pipeline", stages=4, micro_batches=6))
+    heights: dict[str, list[float]] = {}
+    for arrow in arrows(ax):
+        for rank in arrow.get_gid().removeprefix("message ").split(" to "):
+            heights.setdefault(rank, []).append(arrow._posA_posB[0][1])
+    assert [len(heights[rank]) for rank in "0123"] == [12, 24, 24, 12]  # 6 forwards and backwards
+    assert all(mine == sorted({*mine}) for mine in heights.values())
+    assert ax.get_ylim()[0] < 0.7 * len(arrows(ax))  # rows, if each had one
+    assert (folded(ax), faults(ax.figure)) == ([], [])
+    assert "33% of it bubble: draw.pipeline shows it." in words(ax)  # (6 + 3) x 30 ms, and 3 of 9
 
 
 def test_equal_steps_are_folded_though_their_messages_change_places(tmp_path):

@@ -16,7 +16,6 @@ from dlearn.analysis.ddp.step_clock import on_device
 from dlearn.analysis.ddp.training_steps import COMPUTED, training_steps
 from dlearn.draw.canvas import Box, Style, draw_boxes, draw_lines, points, points_per_ms, write
 from dlearn.draw.palette import FAINT, INK, LANE, MISSING, TEXT_PT, WAITING_HATCH, Color, Look, ink_on, look, text_width
-from dlearn.draw.timeline_layout import TOLERANCE
 from dlearn.draw.timeline_model import Bar, TimelineModel, is_collective
 from dlearn.join.tables.operation_table import Operation
 from dlearn.shown import count_text, first_few, time_text
@@ -96,7 +95,7 @@ class CallBars(TimelineMark):
     def notes(self, ax: Axes) -> list[str]:
         if not any(ranks[1:] for ranks in self.model.groups.values()):
             return []
-        within = f"each call within {TOLERANCE:.0%} of the picture's width of their median"
+        within = f"each call within {self.model.tolerance:.0%} of the picture's width of their median"
         return [f"Alike: ranks that call the same, {within}; the nearest to it is drawn."]
 
 
@@ -257,10 +256,11 @@ def _label_bars(ax: Axes, placed: Sequence[PlacedBar], *, without: PlacedBar | N
         bar, _, _, right, top, bottom = each
         if (bottom - top) * row_pt < TEXT_PT * 1.1 or len(ax.texts) >= _MOST_BARS:
             continue
-        # What all ranks do in an operation is said once, and who never came to it where it is missing.
-        ended = bar.state == "ended"
-        once = ended and is_collective(bar.operation)
-        if (once and id(bar.operation) in said) or each is without:
+        # An operation of all ranks is said once, what a rank sends again and again once in its lane;
+        # and who never came where it is missing.
+        ended, alike = bar.state == "ended", (bar.rank, bar.labels)
+        known = id(bar.operation) if is_collective(bar.operation) else alike
+        if (ended and bar.operation.exchange is None and known in said) or each is without:
             continue
         labels = bar.labels[-1:] if bar.state == "stuck" and id(bar.operation) in absent else bar.labels
         start, end, face, ink = _wider_part(each)
@@ -276,7 +276,7 @@ def _label_bars(ax: Axes, placed: Sequence[PlacedBar], *, without: PlacedBar | N
                 write(ax, right + 3 / scale, y, label, on=LANE, zorder=6, clip_on=True)
             else:
                 continue
-            said |= {id(bar.operation), (bar.rank, label)}
+            said |= {id(bar.operation), alike, (bar.rank, label)}
             break
 
 

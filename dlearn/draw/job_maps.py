@@ -180,7 +180,7 @@ def topology(trace: Trace, *, group: str | None = None, ax: Axes | None = None) 
     columns = min(hosts, max(1, int(width // 150)), math.ceil(math.sqrt(hosts * 2)))
     rows = math.ceil(hosts / columns)
     wide = (width - _APART_PT * (columns - 1)) / columns
-    high = min(wide, _HIGHEST_PT)
+    high = min(wide, _HIGHEST_PT, 2 * _APART_PT + _APART_PT * max(map(len, wiring.hosts)))
     wanted = rows * high + (rows - 1) * _APART_PT
     ax = ax or canvas.new_axes(height_in=wanted / 72, left_in=0.15)
     height = points(ax, 1.0, along="y")

@@ -78,6 +78,12 @@ def pipeline(traces: Trace | Mapping[str, Trace], *, ax: Axes | None = None) -> 
     return canvas.frame(ax, title=_title(runs), legend=legend, notes=notes, marked=marked)
 
 
+def bubble_note(trace: Trace) -> list[str]:
+    """Say of a pipeline that this picture shows its bubble."""
+    found = step_of(trace)
+    return [f"{found.finding}: draw.pipeline shows it."] if found.passes else []
+
+
 def _place(runs: Collection[Pipeline]) -> list[PipelineLane]:
     """Stack the lanes of all runs below their headings; of many ranks the first of each run."""
     lanes, at = list[PipelineLane](), 0.0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Hashable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby, repeat
 from math import log10
@@ -15,12 +15,14 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
 from dlearn.analysis.findings import sequence_finding
+from dlearn.analysis.replay.moments import moments
 from dlearn.analysis.replay.steps import program_parts
 from dlearn.analysis.telling.explanations import problem_sentences
-from dlearn.analysis.telling.repeats import repeats
 from dlearn.draw import canvas, sequence_labels
 from dlearn.draw.canvas import draw_arrow, in_legend, points, write
 from dlearn.draw.palette import FAINT, INK, LANE, MISSING, cut, line_color, plain, text_width
+from dlearn.draw.pipeline_lanes import bubble_note
+from dlearn.draw.sequence_folding import Cycle, fold, side_by_side
 from dlearn.draw.sequence_labels import Block, BlockBuilder, Lifelines, MessageArrow
 from dlearn.join.joining import operations
 from dlearn.join.operation_messages import message_count, messages_of
@@ -30,7 +32,6 @@ from dlearn.trace import Trace
 MOST_ROWS = 45  # A step of FSDP2 with fourteen collectives on two ranks takes 44.
 _FEW_STEPS, _FEW_ROWS = 14, 24  # Up to so many rows, steps have arrows each; repetitions are drawn.
 _FEW_CONTROL = 3  # Up to this many control messages have arrows.
-_LONGEST_CYCLE = 24  # Operations that may repeat together.
 _ROW_IN = 0.3
 _LEFT_IN, _RIGHT_IN = 1.2, 0.15
 _PAPER: dict[str, Any] = {"on": LANE, "pad": 0.3}  # Below text: no lifeline goes through it.
@@ -161,6 +162,10 @@ def _notes(trace: Trace, rows: Rows) -> list[str]:
         if rows.not_drawn[why]:
             count, size = count_text(rows.not_drawn[why], "message"), size_text(rows.bytes_not_drawn[why])
             notes.append(f"Not drawn: {count} {why}, {size}.")
+    if len(operations(trace)) == 1 and not isinstance(found := moments(trace), str):
+        rounds = count_text(len(found.held) - 1, "round")
+        notes.append(f"draw.film shows its pieces, in {rounds}.")
+    notes += bubble_note(trace)
     if rows.lines.stands_for:
         notes.append("What several ranks do alike is drawn once, with the bytes of one of them.")
     if any(cycle.times > 1 for cycle in rows.cycles):
@@ -170,24 +175,6 @@ def _notes(trace: Trace, rows: Rows) -> list[str]:
     if left_out:
         notes.append(f"{' and '.join(left_out)} not drawn: choose a shorter part, as one phase.")
     return notes
-
-
-@dataclass(frozen=True)
-class Cycle:
-    """Blocks one after the other, `times` in a row; `steps`: each time in a span of its own."""
-
-    blocks: tuple[Block, ...]
-    times: int = 1
-    steps: bool = False
-
-    @property
-    def height(self) -> float:
-        """Return the height of one time, in rows."""
-        return sum(block.height for block in self.blocks)
-
-    @property
-    def count(self) -> int:
-        return len(self.blocks) * self.times
 
 
 @dataclass(frozen=True)
@@ -241,8 +228,11 @@ def _rows(trace: Trace, width_pt: float, *, few: bool, steps: bool) -> Rows:
     for block, step in zip(built[order], steps_of, strict=False):
         if block is not None:
             blocks.append(replace(block, step=step))
-    whole = Rows(lines, tuple(Cycle((block,)) for block in blocks), merged=not steps)
-    whole = whole if few else _cut(lines, fold(blocks, most_rows=MOST_ROWS))
+    if few:
+        cycles = side_by_side([Cycle((block,)) for block in blocks], builder.extent)
+        whole = Rows(lines, tuple(cycles), merged=not steps)
+    else:
+        whole = _cut(lines, fold(blocks, builder.extent, most_rows=MOST_ROWS))
     return replace(whole, not_drawn=builder.counts, bytes_not_drawn=builder.sizes)
 
 
@@ -258,43 +248,3 @@ def _cut(lines: Lifelines, cycles: Sequence[Cycle]) -> Rows:
 def _that_fit(cycles: Sequence[Cycle]) -> Sequence[Cycle]:
     fitting = sum(height <= MOST_ROWS for height in accumulate(cycle.height for cycle in cycles))
     return cycles[: max(1, fitting)]
-
-
-def fold(blocks: Sequence[Block], *, most_rows: int) -> list[Cycle]:
-    """Merge calls that repeat, or equal steps, whichever takes fewer rows; at most `most_rows` each."""
-    ways = _calls_together(blocks, most_rows), _steps_together(blocks, most_rows)
-    return min(ways, key=lambda cycles: sum(cycle.height for cycle in cycles))
-
-
-def _steps_together(blocks: Sequence[Block], most_rows: int) -> list[Cycle]:
-    """Merge equal steps; those of several ranks may overlap in time, so each is drawn where it begins."""
-    steps: dict[Hashable, list[Block]] = defaultdict(list)
-    for place, block in enumerate(blocks):
-        steps[block.step or place].append(block)
-    cycles: list[Cycle] = []
-    for (_, named), equal in groupby(steps.values(), key=lambda step: (Counter(step), bool(step[0].step))):
-        alike = list(equal)
-        if named and len(alike) > 1 and sum(block.height for block in alike[0]) <= most_rows:
-            cycles.append(_cycle(alike))
-        else:
-            cycles += _calls_together([block for step in alike for block in step], most_rows)
-    return cycles
-
-
-def _calls_together(blocks: Sequence[Block], most_rows: int) -> list[Cycle]:
-    """Merge runs of calls that repeat; the order in which ranks send may change between them."""
-
-    def fits(at: int, length: int) -> bool:
-        return sum(block.height for block in blocks[at : at + length]) <= most_rows
-
-    found = repeats(blocks, longest=_LONGEST_CYCLE, fits=fits, any_order=True)
-    return [
-        _cycle([blocks[at + n * length : at + (n + 1) * length] for n in range(times)]) for at, length, times in found
-    ]
-
-
-def _cycle(repeats: Sequence[Sequence[Block]]) -> Cycle:
-    """Return the first of the repetitions, which stands for all."""
-    names = [{block.step for block in repeat} for repeat in repeats]
-    each_its_own = all(len(name) == 1 for name in names) and len(set.union(*names) - {""}) == len(names)
-    return Cycle(tuple(repeats[0]), len(repeats), each_its_own)

@@ -64,6 +64,12 @@ class Block:
     over: tuple[int, int] = (0, 0)  # The first and the last column of the bar.
     stuck: bool = False
     step: str = field(default="", compare=False)
+    count: int = 1  # Operations in it.
+
+    @property
+    def is_send(self) -> bool:
+        """Return whether it is one message that came, as of a `send`."""
+        return not (self.heads or self.bar or self.stuck) and [len(row) for row in self.rows] == [1]
 
     @property
     def heights(self) -> list[float]:
@@ -227,16 +233,17 @@ class BlockBuilder:
         """Put arrows into one row where neither they nor their labels touch."""
         rows: list[list[MessageArrow]] = []
         for arrow in arrows:
-            left, right = self._extent(arrow)
+            left, right = self.extent(arrow)
             for row in rows:
-                if arrow.wraps or all(right <= begin or left >= end for begin, end in map(self._extent, row)):
+                if arrow.wraps or all(right <= begin or left >= end for begin, end in map(self.extent, row)):
                     row.append(arrow)
                     break
             else:
                 rows.append([arrow])
         return list(map(tuple, rows))
 
-    def _extent(self, arrow: MessageArrow) -> tuple[float, float]:
+    def extent(self, arrow: MessageArrow) -> tuple[float, float]:
+        """Return the columns from the left to the right of an arrow and its label."""
         if arrow.wraps:
             return arrow.src, arrow.src
         half = self._half(arrow.label) if arrow.label else 0.0

@@ -15,6 +15,7 @@ from dlearn.draw import canvas
 from dlearn.draw.call_marks import CallBars, CriticalPath, Outcomes, TimelineMark, Waits
 from dlearn.draw.canvas import Box, Style, draw_arrow, in_legend, points_per_ms
 from dlearn.draw.palette import FAINT, GROUNDS, INK, LANE, WORKS, plain, text_width
+from dlearn.draw.pipeline_lanes import bubble_note
 from dlearn.draw.timeline_layout import MOST_ARROWS, SPAN_IN, STRIP_IN, height_in
 from dlearn.draw.timeline_model import MOST_BARS, MOST_SPAN_ROWS, Bar, TimelineModel, stem_of, wait_text
 from dlearn.join.joining import operations
@@ -57,7 +58,7 @@ def timeline(trace: Trace, *, arrows: bool = False, ax: Axes | None = None) -> A
     for mark in marks:
         mark.draw(ax)
     notes = [*of_steps, *of_many, *notes, *problem_sentences(trace, canvas.MOST_PROBLEMS)]
-    notes += network_sentences(trace)
+    notes += network_sentences(trace) + bubble_note(trace)
     notes += [note for mark in marks for note in mark.notes(ax)]
     legend = [key for mark in marks for key in mark.legend()]
     return canvas.frame(ax, title=title, legend=legend, notes=notes, marked=marked)

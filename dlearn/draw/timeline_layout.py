@@ -19,7 +19,7 @@ from dlearn.join.tables.operation_table import Operation
 from dlearn.join.tables.operations import Calls
 
 MOST_LANES = 24  # Up to this many ranks have a lane each.
-TOLERANCE = 0.03  # Share of the picture's width by which calls of ranks in one lane may differ.
+TOLERANCES = 0.03, 0.1  # Shares of the width by which calls in one lane may differ: the least that fits.
 _ROW_IN = 0.25
 SPAN_IN = 0.2
 STRIP_IN = 0.12
@@ -54,12 +54,12 @@ class Lane:
 
 
 def lane_groups(
-    calls: Calls, ranks: Sequence[int], length_ns: int, own: Collection[int] = ()
+    calls: Calls, ranks: Sequence[int], own: Collection[int] = (), *, within_ns: float
 ) -> dict[int, tuple[int, ...]]:  # fmt: skip
     """Return the ranks that have lanes, each with those that it stands for, itself included.
 
-    A group calls the same ops in the same order, each within `TOLERANCE` of `length_ns` of the median's times; the rank
-    nearest to the median stands for it. Ranks in `own` are in no group.
+    A group calls the same ops in the same order, each `within_ns` of the median's times; the rank nearest
+    to the median stands for it. Ranks in `own` are in no group.
     """
     if len(ranks) <= MOST_LANES:
         return {rank: (rank,) for rank in ranks}
@@ -74,7 +74,7 @@ def lane_groups(
         times = np.array([np.append(calls.start_ns[mine[rank]], calls.end_ns[mine[rank]]) for rank in members])
         far = np.abs(times - np.median(times, axis=0)).max(axis=1, initial=0)
         apart = dict(zip(members, far.tolist(), strict=True))
-        alike = [each for each in members if apart[each] <= TOLERANCE * length_ns and each not in own]
+        alike = [each for each in members if apart[each] <= within_ns and each not in own]
         folded |= {rank: (rank,) for rank in members if rank not in alike}
         if alike:
             folded[min(alike, key=apart.__getitem__)] = tuple(alike)

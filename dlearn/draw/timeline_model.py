@@ -16,7 +16,7 @@ from dlearn.analysis.volume.flows import count_messages
 from dlearn.draw import canvas
 from dlearn.draw.canvas import width_in
 from dlearn.draw.palette import SERIES, WORKS, Look, look, look_of, plain
-from dlearn.draw.timeline_layout import Lane, arrows_of, depths, lane_groups, rows_for, stack
+from dlearn.draw.timeline_layout import MOST_LANES, TOLERANCES, Lane, arrows_of, depths, lane_groups, rows_for, stack
 from dlearn.events.event import NOT_OBSERVED, Collective, Gradient, PhaseSpan, Span
 from dlearn.events.event_table import NONE
 from dlearn.join.ends import End, payload_bytes
@@ -55,8 +55,12 @@ class TimelineModel:
         longest = _longest_wait(bars)
         own = canvas.never_came(trace)
         own = own or ([] if longest is None else [longest.rank, longest.waited_for])
-        self.groups = lane_groups(self.calls, everyone, length_ns, own=own)
-        """Rank with a lane -> the ranks that it stands for, itself included."""
+        for self.tolerance in TOLERANCES:
+            within_ns = self.tolerance * length_ns
+            self.groups = lane_groups(self.calls, everyone, own, within_ns=within_ns)
+            """Rank with a lane -> the ranks that it stands for, itself included."""
+            if len(self.groups) <= MOST_LANES:
+                break
         bars = [bar for bar in bars if bar.rank in self.groups]
         self.bars = _in_rows(bars, length_ns // 250)
         gradients = trace.rows.where(trace.table.is_a(Gradient))
