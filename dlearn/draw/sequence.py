@@ -208,12 +208,12 @@ def rows_of(trace: Trace, width_pt: float) -> Rows:
 def _rows(trace: Trace, width_pt: float, *, few: bool, steps: bool) -> Rows:
     """Return blocks in the order of sending, each with its span; unless they are `few`, folded and cut."""
     shown, lines = operations(trace), sequence_labels.lifelines(trace, once=not few)
-    tags = {one.tag for one, _ in shown.group_sizes() if one.sender is not None}
+    sends = [(one.tag, times) for one, times in shown.group_sizes() if one.sender is not None]
     calls = [(one, times) for one, times in shown.group_sizes() if one.is_call]
     control = sum([times * message.control for one, times in calls for message in messages_of(one)])
     builder = BlockBuilder(
-        trace, lines, width_pt / max(1, len(lines.names)), steps=steps, tagged=len(tags) > 1,
-        control=control <= _FEW_CONTROL,
+        trace, lines, width_pt / max(1, len(lines.names)), steps=steps, tagged=len({tag for tag, _ in sends}) > 1,
+        control=control <= _FEW_CONTROL, many=sum(times for _, times in sends) > _FEW_ROWS,
     )  # fmt: skip
     built = np.full(len(shown), None, object)
     sent_ns = shown.start_ns.copy()

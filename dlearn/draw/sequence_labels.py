@@ -101,6 +101,7 @@ class BlockBuilder:
     steps: bool
     tagged: bool
     control: bool
+    many: bool  # More sends than can have a line each.
     counts: Counter[str] = field(default_factory=Counter)  # Messages without arrow, by reason.
     sizes: Counter[str] = field(default_factory=Counter)  # Their payload bytes.
 
@@ -145,11 +146,15 @@ class BlockBuilder:
         before = "to itself: " if message.src == message.dst else before
         after = f" {size_text(message.payload_bytes)}".rstrip()
         after += f", tag {operation.tag}" if self.tagged and operation.tag is not None else ""
-        room = max(_LONGEST_LABEL_PT, columns * self.column_pt - 8)
-        room = min(room, len(self.lines.names) * self.column_pt - 8) - text_width(before + after)
         names = [plain(name, most=120) for name in _message_names(operation, message)]
-        shown = next((name for name in names if text_width(name) <= room), None)
-        return f"{before}{shown or cut(names[-1], room)}{after}".strip()
+        room = columns * self.column_pt - 8
+        if self.many and operation.is_message:  # Of these, neighbours stand side by side.
+            names.append("")
+        else:
+            room = min(max(_LONGEST_LABEL_PT, room), len(self.lines.names) * self.column_pt - 8)
+        room -= text_width(before + after)
+        shown = next((name for name in names if text_width(name) <= room), cut(names[-1], room))
+        return f"{before}{shown}{after}".strip()
 
     def _middle(self, src: int, dst: int, label: str) -> float:
         """Return the middle of the arrow, moved so that the label stays inside of the picture."""
