@@ -5,7 +5,7 @@ from pictures import pipeline, recorded_job, title, words
 from text_boxes import faults
 
 import dlearn
-from dlearn import Cluster, analysis, draw, play
+from dlearn import Cluster, analysis, draw, explain, messages, play
 
 
 def train(name: str, *, stages: int = 1, own: str = "own") -> None:
@@ -29,6 +29,12 @@ def test_passes_of_torch_s_schedules():
     for name, order in (("GPipe", "F0 F1 F2 F3 B0 B1 B2 B3"), ("1F1B", "F0 F1 B0 F2 B1 F3 B2 B3")):
         passes = [each for each in analysis.pipeline(runs[name]).passes if each.rank == 0]
         assert [f"{each.kind}{each.micro_batch}" for each in passes] == order.split()
+        sent = messages(runs[name]).to_frame().sort_values("sent_ns")
+        for src, phase in (("rank 0", "forward"), ("rank 1", "backward")):
+            mine = sent[(sent.phase == phase) & (sent.src == src)]
+            assert mine.what.tolist() == 2 * [f"micro-batch {n}: float32[2, 4]" for n in range(4)]
+        assert {*sent.phase} == {"forward", "backward", "none"}  # They agree on shapes first.
+        assert "32 B (float32[2, 4]) in the forward pass of 4 micro-batches, 8 times." in str(explain(runs[name]))
     assert title(draw.pipeline(runs)).endswith("; the same 8 messages, 256 B in all")  # 2 x 4 float32 each
     found = {(each.rank, each.stage, each.kind) for each in analysis.pipeline(of_two).passes}
     assert found == {(rank, stage, kind) for rank, stage in ((0, 0), (0, 3), (1, 1), (1, 2)) for kind in "FBW"}

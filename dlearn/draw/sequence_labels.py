@@ -18,6 +18,7 @@ from dlearn.join.joining import operations
 from dlearn.join.operation_messages import PairSum, messages_of, sums_of, why_unknown
 from dlearn.join.tables.message_table import Message
 from dlearn.join.tables.operation_table import Operation
+from dlearn.join.wording import tensors_text
 from dlearn.shown import size_text
 from dlearn.trace import Trace
 
@@ -260,7 +261,8 @@ class BlockBuilder:
         shown = tuple(plain(head, most=200) for head in heads)
         over = min(columns, default=0), max(columns, default=0)
         bar, stuck = plain(bar, most=120), bool(self._stuck(operation))
-        phase = operation.ends[0].phase.removeprefix("none")
+        # Messages of a pipeline say their pass themselves, and mix those of both phases.
+        phase = "" if operation.micro_batch is not None else operation.ends[0].phase.removeprefix("none")
         return Block(look_of(operation), phase, shown, tuple(rows), bar, over, stuck)
 
     def _stuck(self, operation: Operation) -> tuple[str, ...]:
@@ -284,6 +286,9 @@ def _operation_names(operation: Operation, *, tagged: bool) -> tuple[str, ...]:
 def _message_names(operation: Operation, message: Message) -> tuple[str, ...]:
     """Return what travels in a message, the longest text first."""
     exchange = operation.exchange
+    if operation.micro_batch is not None:
+        brief = f"{operation.ends[0].phase[0].upper()}{operation.micro_batch}"
+        return f"{brief}: {tensors_text(operation.tensors)}", brief
     if exchange is None:
         return _operation_names(operation, tagged=False)
     whole = message.describe(most=NAMES_SHOWN)

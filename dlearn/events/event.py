@@ -209,7 +209,8 @@ class PointToPoint(Event, tag="p2p", frozen=True, kw_only=True):
     """One rank's `send` or `recv`. `peer` is a group rank; None is a `recv` from any source that has not ended.
 
     A view begins at `offset_bytes` of `whole_bytes` (0: no view). A send of a glass-box collective has
-    its `step`. `checksum` is the CRC-32 of the data, on request; a trace never holds the data.
+    its `step`; one of torch's pipeline schedules the `micro_batch` whose data it carries. `checksum` is
+    the CRC-32 of the data, on request; a trace never holds the data.
     """
 
     own = ("seq",)
@@ -222,6 +223,7 @@ class PointToPoint(Event, tag="p2p", frozen=True, kw_only=True):
     offset_bytes: Count = 0
     whole_bytes: Count = 0
     step: Count = 0
+    micro_batch: Count | None = None
     place: Count = 0  # Of some recorded steps: its number among the calls with this op, peer and tag.
     checksum: Count | None = None
 

@@ -23,7 +23,7 @@ from dlearn.events.options import Options
 from dlearn.events.rendezvous import Rendezvous
 from dlearn.events.source import Source, describe, find
 from dlearn.events.writer import Writer
-from dlearn.hooks import ddp, gate, profiler_ranges, rendezvous_calls
+from dlearn.hooks import ddp, gate, pipeline_passes, profiler_ranges, rendezvous_calls
 from dlearn.hooks.c10d import collectives
 from dlearn.hooks.c10d.groups import Groups
 from dlearn.hooks.callers import class_name, site_of_error
@@ -41,7 +41,7 @@ from dlearn.recorder.hang_watch import HangWatch
 OWN = (
     collectives.install, ddp.install, mpi_hook.install, rpc_hook.install, collectives.install_groups,
     ddp.install_steps, rendezvous_calls.install, profiler_ranges.install,
-    profiler_ranges.install_passes,
+    pipeline_passes.install,
 )  # fmt: skip
 """dlearn's own recorders, in this order. One for another library: docs/new-recorder.md."""
 

@@ -2,7 +2,7 @@
 
 In a pipeline, a rank's spans F0, F1, ... and B0, B1, ... are the forward and the backward passes of
 micro-batch 0, 1, ... Between the two the stage keeps what the backward pass needs. This is inferred
-from the names. Of torch's schedules a hook reports such spans (hooks/profiler_ranges.py).
+from the names. Of torch's schedules a hook reports such spans (hooks/pipeline_passes.py).
 """
 
 import re

@@ -213,9 +213,10 @@ def _kind(operation: Operation) -> Hashable:
         known = [pair for pair in sums if pair.payload_bytes is not None]
         unknown = [pair for pair in sums if pair.payload_bytes is None]
         sums = [*unknown, *(pair._replace(payload_bytes=0) for pair in known)]
+    what = operation.describe(tagged=operation.micro_batch is None)
     return (
         operation.op,
-        "" if _fsdp2_calls([operation]) else operation.what,  # Modules of one size are listed.
+        "" if _fsdp2_calls([operation]) else what,  # Modules of one size are listed.
         operation.group.name,
         operation.sender,
         operation.receiver,
@@ -267,9 +268,12 @@ def _sentence(group: Sequence[Operation], count: int, trace: Trace) -> str:
     first, phase, src, dst = group[0], _phase(group[0]), group[0].sender, group[0].receiver
     then = f" in {first.group.name}" if first.group.described else ""
     then += f" in {_PHASES.get(phase, phase)}" if phase != "none" else ""
+    batches = {each.micro_batch for each in group}
+    then += f" of {len(batches):,} micro-batches" if len(batches) > 1 else ""
     then += f", {count:,} times" if count > 1 else ""
     size = _size_text(*_sizes(first))
-    what = modules_text(_fsdp2_calls(group)) or first.describe(most=NAMES_SHOWN)
+    own = first.describe(most=NAMES_SHOWN, tagged=len(batches) == 1)
+    what = modules_text(_fsdp2_calls(group)) or own
     if src is not None and dst is not None:
         sends = "was to send" if first.refused else "sends"
         sent = f"{size} ({what})" if what else "a message of unknown size"  # An object of mpi4py.

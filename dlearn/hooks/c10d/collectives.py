@@ -27,6 +27,7 @@ from dlearn.hooks.callers import caller
 from dlearn.hooks.cuda_times import CudaTimes, Mark
 from dlearn.hooks.host import Host
 from dlearn.hooks.patches import Patches, guarded
+from dlearn.hooks.pipeline_passes import pass_of
 from dlearn.hooks.private import unfit, untraced
 
 
@@ -197,6 +198,7 @@ def note_collective(
 def note_p2p(host: Host, op: str, group: OwnGroup, tensor: torch.Tensor, peer: int | None, tag: int) -> int:
     """Report a send or a receive; return the event's number."""
     made_by = caller(sys._getframe())
+    phase, micro_batch = pass_of(tensor) or (made_by.phase, None)
     offset, whole = ops.place_of(tensor)
     return host.event(
         PointToPoint,
@@ -209,8 +211,9 @@ def note_p2p(host: Host, op: str, group: OwnGroup, tensor: torch.Tensor, peer: i
         offset_bytes=offset,
         whole_bytes=whole,
         checksum=ops.checksum([tensor]) if host.options.checksums and op == "send" else None,
-        phase=made_by.phase,
+        phase=phase,
         site=made_by.site,
+        micro_batch=micro_batch,
     )
 
 

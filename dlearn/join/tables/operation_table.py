@@ -110,6 +110,8 @@ class Operation:
             return request_text(self.exchange, tensors)
         if isinstance(self.ends[0], ServiceCall):
             return self.ends[0].about
+        if tagged and self.micro_batch is not None:
+            return f"micro-batch {self.micro_batch}: {tensors}"
         return tensors if self.tag is None or not tagged else f"{tensors}, tag {self.tag}"
 
     def row(self, labels: RankNames) -> dict[str, object]:
@@ -122,6 +124,12 @@ class Operation:
         """Return the tensors that are named: those of the first rank that gives any."""
         givers = (end for end in self.ends if isinstance(end, Collective) and end.inputs)
         return tensors_of(next(givers, self.ends[0]))
+
+    @property
+    def micro_batch(self) -> int | None:
+        """Return whose data one of torch's pipeline schedules sends."""
+        call = self.ends[0]
+        return call.micro_batch if isinstance(call, PointToPoint) else None
 
     @property
     def tag(self) -> int | None:
