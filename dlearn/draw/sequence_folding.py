@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, groupby
+from itertools import chain, groupby, islice
 from math import inf
 from operator import attrgetter
 
@@ -16,6 +16,7 @@ _LONGEST_CYCLE = 24  # Operations that may repeat together.
 _WORTH = 0.5  # Only what makes the picture so much shorter is folded: a fold hides who sent first.
 _BELOW, _NEXT_TO = 0.7, 0.3  # Rows from a send to one that it overlaps, or meets at a lifeline.
 _MOST_STAIRS = 40.0  # Rows of sends in one block: of more, a picture that is cut keeps the first.
+_MOST_PLACED = 720  # Sends of one part of the program that are compared with those before.
 
 
 @dataclass(frozen=True)
@@ -117,17 +118,22 @@ def _stairs(blocks: Iterable[Block], extent: Extent) -> Iterator[Block]:
             yield from some
 
 
-def _stairs_of_sends(blocks: Iterable[Block], extent: Extent) -> Iterator[Block]:
-    """Yield blocks of many sends, each send below all earlier ones that it meets."""
+def _stairs_of_sends(blocks: Iterator[Block], extent: Extent) -> Iterator[Block]:
+    """Yield blocks of many sends, each send below all earlier ones that it meets; then the rest."""
+    above: list[tuple[float, tuple[float, float]]] = []
     placed: list[tuple[float, MessageArrow]] = []
-    for block in blocks:
+    for block in islice(blocks, _MOST_PLACED):
         ((arrow,),) = block.rows
-        y = max((y + _gap(extent(arrow), extent(other)) for y, other in placed), default=0.0)
+        mine = extent(arrow)
+        y = max((y + _gap(mine, other) for y, other in above), default=0.0)
+        y = max(0.0, y)
         if y > _MOST_STAIRS:
             yield _block_of(block, placed)
-            placed, y = [], 0.0
+            above, placed, y = [], [], 0.0
+        above.append((y, mine))
         placed.append((y, arrow))
     yield _block_of(block, placed)
+    yield from blocks
 
 
 def _gap(arrow: tuple[float, float], above: tuple[float, float]) -> float:
