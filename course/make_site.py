@@ -102,7 +102,7 @@ def with_lessons(text: str, every: list[Lesson]) -> str:
 
 
 def costs(every: list[Lesson]) -> str:
-    rows = ["| lesson | builds on | a student | runs | memory | needs |", "|---|---|---|---|---|---|"]
+    rows = ["| lesson | builds on | a student | runs | memory | needs |", "|---" * 6 + "|"]
     for each in every:
         before, needs = ", ".join(each.before) or "-", ", ".join(each.facts.needs) or "-"
         runs = f"{each.facts.minutes} min | {each.facts.peak_mb:,} MB"
