@@ -5,7 +5,8 @@
     lessons.answer("sharding.bytes_of_fsdp", 24)   # right, or not yet and a hint
     lessons.predict("ring.bytes", 24_000)          # keeps what you expect, in a file beside your notebook
 
-For pytest: `dlearn.course.pytest_plugin`. Solutions, right and wrong: the repository's `course/solutions`.
+For pytest: `dlearn.course.pytest_plugin`. Solutions, right and wrong ones, stand apart in the
+repository, in `course/solutions`.
 """
 
 from dlearn.course.catalogue import check
