@@ -73,7 +73,7 @@ def write_sources(source: Path) -> None:
         nbformat.write(fold_answers(notebook), source / "notebooks" / f"{lesson.name}.ipynb")
     pages = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))}
     pages["questions.md"] = with_lessons(pages["questions.md"], every)
-    pages["teaching.md"] += f"\n{paths()}\n\n## Time, memory and needs\n\n{costs(every)}\n"
+    pages["for-a-class.md"] += f"\n## Time, memory and needs\n\n{costs(every)}\n"
     pages["exercises.md"] = exercises()
     pages["api.md"] = api()
     shutil.copytree(ROOT / "docs" / "pictures", source / "docs" / "pictures")
@@ -101,15 +101,8 @@ def with_lessons(text: str, every: list[Lesson]) -> str:
     )
 
 
-def paths() -> str:
-    """Return the three paths of notebooks/README.md."""
-    text = (ROOT / "notebooks" / "README.md").read_text(encoding="utf-8")
-    own = text.partition("## Three paths")[2].partition("\n## ")[0]
-    return "## Three paths\n" + own.replace("](", "](../notebooks/").rstrip()
-
-
 def costs(every: list[Lesson]) -> str:
-    rows = ["| lesson | builds on | a student | runs | memory | needs |", "|---|---|---|---|---|---|"]
+    rows = ["| lesson | builds on | a student | runs | memory | needs |", "|---" * 6 + "|"]
     for each in every:
         before, needs = ", ".join(each.before) or "-", ", ".join(each.facts.needs) or "-"
         runs = f"{each.facts.minutes} min | {each.facts.peak_mb:,} MB"
@@ -143,26 +136,28 @@ def api() -> str:
 
 
 def contents(every: list[Lesson]) -> str:
+    page = (ROOT / "notebooks" / "README.md").read_text(encoding="utf-8")
+    paths = page.partition("## Three paths\n")[2].partition("\n## ")[0]
     names = "\n".join(f"{each.title} ({each.student_minutes} min) <{each.name}>" for each in every)
     return (
         "# Lessons\n\nEach asks a question, lets you predict, and runs real ranks. Predict, then unfold the output and"
-        " what came out. What each needs before it: [the guide](../docs/teaching.md).\n\n"
-        f"{paths()}\n\n```{{toctree}}\n:maxdepth: 1\n:caption: All lessons\n\n{names}\n```\n"
+        " what came out. What each builds on: [for a class](../docs/for-a-class.md).\n\n"
+        f"## Three paths\n{paths}\n```{{toctree}}\n:maxdepth: 1\n:caption: All lessons\n\n"
+        f"{names}\n```\n"
     )
 
 
 def index(pages: dict[str, str]) -> str:
-    first = ["for-a-class.md", "teaching.md", "exercises.md", "questions.md", "glossary.md", "reference.md"]
-    first += ["api.md", "tour.md"]
-    rest = [name for name in pages if name not in first]
-    listed = "\n".join(f"docs/{name.removesuffix('.md')}" for name in [*first, *rest])
+    first = ("for-a-class", "exercises", "questions", "glossary", "reference", "api", "tour")
+    names = dict.fromkeys([*first, *(name.removesuffix(".md") for name in pages)])
+    listed = "\n".join(f"docs/{name}" for name in names)
     return (
         "# Who sent what to whom\n\n"
         "dlearn records every message of a real PyTorch distributed job, and shows it. Read the"
         " [lessons](notebooks/README.md) here, run them by `make lab`. A path of two hours:"
         " [quickstart](notebooks/quickstart.ipynb), [ring_all_reduce](notebooks/ring_all_reduce.ipynb),"
         " [museum_of_hangs](notebooks/museum_of_hangs.ipynb). New words: [glossary](docs/glossary.md). For a teacher:"
-        " [for a class](docs/for-a-class.md), and [the guide](docs/teaching.md).\n\n"
+        " [for a class](docs/for-a-class.md).\n\n"
         f"```{{toctree}}\n:hidden:\n\nnotebooks/README\n{listed}\n```\n"
     )
 

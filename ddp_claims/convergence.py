@@ -52,6 +52,6 @@ def hurts(changed: Sequence[float], unchanged: Sequence[float]) -> bool:
     return min(differences(changed, unchanged)) > spread(unchanged)
 
 
-def seeds_text(values: Sequence[float], *, digits: int = 3) -> str:
+def seeds_text(values: Sequence[float]) -> str:
     """Return "0.124 (seeds 0.122 to 0.133)": the median and the range."""
-    return f"{median(values):.{digits}f} (seeds {min(values):.{digits}f} to {max(values):.{digits}f})"
+    return f"{median(values):.3f} (seeds {min(values):.3f} to {max(values):.3f})"

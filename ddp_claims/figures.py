@@ -47,7 +47,7 @@ def dots(
     return canvas.frame(ax, title=title, notes=[*told, *notes], below_in=0.22 + 0.16 * lines)
 
 
-def table(rows: Sequence[Sequence[str]], *, title: str, notes: Sequence[str] = ()) -> Axes:
+def table(rows: Sequence[Sequence[str]], *, title: str) -> Axes:
     """Draw a head and rows; cells that differ from the first row are bold on a tint."""
     ax = canvas.new_axes(height_in=len(rows) * _ROW_IN, left_in=0.15)
     canvas.describe(ax, *(", ".join(row) + "." for row in rows))
@@ -69,7 +69,7 @@ def table(rows: Sequence[Sequence[str]], *, title: str, notes: Sequence[str] = (
             weight = "bold" if other or row == 0 else "normal"
             canvas.write(ax, x, (row + 0.5) * _ROW_IN, text, ha=align, fontweight=weight)
     ax.hlines(_ROW_IN, 0, right + 6, colors=FAINT, linewidth=0.6)
-    return canvas.frame(ax, title=title, notes=notes, below_in=0.08)
+    return canvas.frame(ax, title=title, below_in=0.08)
 
 
 def stamp(ax: Axes, verdict: str, mark: str, paper: str) -> None:

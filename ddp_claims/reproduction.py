@@ -95,8 +95,8 @@ def reproduce(*ids: str, out: Path | str | None = None) -> Report:
         folder.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
     findings: list[Finding] = []
-    for place, claim in enumerate(claims):
-        print(progress(place, len(claims), f"{claim.id} {claim.title}"), file=sys.stderr, flush=True)
+    for place, claim in enumerate(claims, 1):
+        print(f"{place} of {len(claims)}: {claim.id} {claim.title}", file=sys.stderr, flush=True)
         finding = claim.find()
         findings.append(finding)
         if folder is not None and finding.result.picture is not None:
@@ -105,12 +105,3 @@ def reproduce(*ids: str, out: Path | str | None = None) -> Report:
     if folder is not None:
         report.write(folder)
     return report
-
-
-_CELLS = 24
-
-
-def progress(done: int, count: int, name: str) -> str:
-    """Return "[########----------------] 6 of 18: DD7 scalability"."""
-    full = _CELLS * done // count
-    return f"[{'#' * full}{'-' * (_CELLS - full)}] {done + 1} of {count}: {name}"

@@ -177,7 +177,6 @@ class Trace(Selection, Shown):
         return selection.begins_of_operations(self.table, self.met, self.rpc)
 
     def _number(self, rank: int | str) -> int:
-        """Return the rank of this number or name."""
         for number, label in self.labels.items():
             if rank in (number, label):
                 return number

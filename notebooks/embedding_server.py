@@ -20,7 +20,6 @@
 # only the rows that were used.
 
 # %%
-import matplotlib.pyplot as plt
 import torch
 import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
@@ -29,6 +28,7 @@ from torch.distributed.optim import DistributedOptimizer
 
 from dlearn import Cluster, lessons, messages, span
 from dlearn.analysis import iteration, reconcile
+from dlearn.lessons import charts
 
 ROWS, WIDTH = 50_000, 64  # of numbers of 4 bytes
 BAGS, EACH = 16, 8
@@ -257,33 +257,23 @@ totals = {way: sum(size for _, size in sent) for way, sent in ways.items()}
 my_cheapest and my_cheapest.against(min(totals, key=totals.get))
 
 # %% [markdown]
-# In the figure, each way has three bars: what the trainer sends first, what comes back, and the gradient. The scale is
-# logarithmic: each grid line means ten times as much as the one before. Which bar differs the most?
-
+# In the figure, each way has three bars: what the trainer sends first, what comes back, and the
+# gradient. The scale is logarithmic. Which bar differs the most?
 
 # %%
-def draw_bars(ways):
-    _, axes = plt.subplots(figsize=(9, 4.4), dpi=110, facecolor="white", layout="constrained")
-    for place, (way, sent) in enumerate(ways.items()):
-        kinds = ["indices out", "sums back" if way == "autograd" else "rows back", "gradient out"]
-        for line, (_, size) in enumerate(sent):
-            y = 4 * place + line
-            axes.barh(y, size, height=0.9, color=["#9aa5b8", "#c9ced8", "#3b5b92"][line])
-            axes.text(size * 1.15, y, f"{size:,} B  {kinds[line]}", va="center", fontsize=10)
-    axes.set_yticks([4 * place + 1 for place in range(len(ways))], [way.replace("_", " ") for way in ways], fontsize=10)
-    axes.set_xscale("log")
-    axes.set_xlim(100, 10**9)
-    axes.set_xticks([10**power for power in (2, 3, 4, 5, 6, 7)], ["100 B", "1 kB", "10 kB", "100 kB", "1 MB", "10 MB"])
-    axes.minorticks_off()
-    axes.grid(axis="x", color="#dddddd")
-    axes.set_axisbelow(True)
-    axes.invert_yaxis()
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title("Bytes of tensors in one iteration (logarithmic)", loc="left", fontsize=12, fontweight="bold")
-    return axes
-
-
-axes = draw_bars(ways)
+sizes = {way: [size for _, size in sent] for way, sent in ways.items()}
+names = ("indices out", "sums or rows back", "gradient out")
+columns = zip(names, zip(*sizes.values(), strict=True), strict=True)
+axes = charts.bars(
+    [way.replace("_", " ") for way in ways],
+    [charts.Part(name, column) for name, column in columns],
+    title=f"A dense gradient takes {sizes['push_dense'][2]:,} B,"
+    f" a sparse one {sizes['push_sparse'][2]:,}, that of autograd {sizes['autograd'][2]:,}",
+    y="bytes of tensors in one iteration",
+    text=lambda size: f"{size / 1000:,.1f} kB",
+)
+axes.set(yscale="log", ylim=(100, 5e7))
+axes.minorticks_off()
 
 # %% [markdown]
 # The dense gradient: it has the size of the whole table, and nearly all of it is zeros. A sparse tensor consists of

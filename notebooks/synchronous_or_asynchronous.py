@@ -29,7 +29,7 @@ import matplotlib.pyplot as plt
 import torch
 
 from dlearn import Cluster, analysis, draw, lessons, messages, play
-from dlearn.lessons import sgd
+from dlearn.lessons import charts, sgd
 
 STEPS, RUNS, SLOW_MS = 40, 3, 5
 TRAINERS = ["worker1", "worker2", "worker3"]
@@ -224,41 +224,16 @@ for run in runs[f"local, k = {K}"]:
 # %% [markdown]
 # ## The family, side by side
 #
-# There is a row for each variant. From left to right it shows the kB sent from row to column (darker is more; s is the
-# server), the staleness of the gradients, and the loss over the images seen. Bars and lines are means of the runs. Thin
-# lines and bands reach from the smallest to the largest run. The dashed line is all-reduce's loss. How much do the
-# losses differ?
+# How stale are the gradients of each variant, and how does its loss fall with the images seen? Bars
+# and points are means of the runs; vertical lines reach from the smallest to the largest. (The two
+# synchronous variants have one line: their losses are equal.) How much do the others differ?
 
 
 # %%
-def matrix(axes, name):
-    traffic = analysis.traffic(runs[name][0].trace)
-    sizes = [[traffic.payload_bytes.get((a, b), 0) / GRADIENTS / 1e3 for b in traffic.ranks] for a in traffic.ranks]
-    axes.imshow(sizes, cmap="Blues", vmin=0, vmax=20, aspect="auto")
-    for row, line in enumerate(sizes):
-        for column, size in enumerate(line):
-            if size > 0.05:
-                color = "white" if size > 12 else "#222222"
-                axes.text(column, row, f"{size:.1f}", ha="center", va="center", color=color, fontsize=9)
-    letters = [traffic.labels[rank].replace("server", "s").replace("worker", "") for rank in traffic.ranks]
-    axes.set_xticks(range(len(letters)), letters)
-    axes.set_yticks(range(len(letters)), letters)
-    axes.tick_params(length=0)
-
-
-def gradient_bytes(name):
-    return [analysis.traffic(run.trace).total_bytes / GRADIENTS for run in runs[name]]
-
-
-# %%
-def histogram(axes, name):
-    values = range(6)  # the last bar: 5 or more
-    shares = [[100 * sum(min(one, 5) == value for one in each) / GRADIENTS for each in stale[name]] for value in values]
-    means = [sum(each) / RUNS for each in shares]
-    axes.bar(values, means, color="#CC79A7", edgecolor="#222222", linewidth=0.6)
-    axes.vlines(values, [min(each) for each in shares], [max(each) for each in shares], color="#222222")
-    axes.set(ylim=(0, 105), xlim=(-0.7, 5.7), yticks=[0, 50, 100])
-    axes.set_xticks(values, [*"01234", "5+"])
+def shares_of(name):
+    """% of the gradients that are 0, 1, 2, 3, 4, and 5 or more versions old."""
+    counts = Counter(min(one, 5) for each in stale[name] for one in each)
+    return [100 * counts[age] / counts.total() for age in range(6)]
 
 
 def smooth(run):
@@ -267,36 +242,32 @@ def smooth(run):
     return losses.reshape(-1, 5 * N).mean(dim=1)
 
 
-IMAGES = [(place + 0.5) * 5 * N * sgd.BATCH for place in range(STEPS // 5)]
-reference = torch.stack([smooth(run) for run in runs["all-reduce"]]).mean(dim=0)
+def gradient_bytes(name):
+    return [analysis.traffic(run.trace).total_bytes / GRADIENTS for run in runs[name]]
 
 
-def loss(axes, name):
-    curves = torch.stack([smooth(run) for run in runs[name]])
-    axes.plot(IMAGES, reference, "--", color="#707070", linewidth=1)
-    axes.fill_between(IMAGES, curves.amin(dim=0), curves.amax(dim=0), color="#009E73", alpha=0.4, linewidth=0)
-    axes.plot(IMAGES, curves.mean(dim=0), color="#009E73")
-    axes.set(ylim=(0, 2.5), xticks=[0, 1500, 3000])
-
+axes = charts.bars(
+    [*"01234", "5+"],
+    [charts.Part(name, shares_of(name)) for name in runs],
+    title="Where all wait for all in each step, no gradient is stale",
+    y="% of the gradients, by staleness",
+)
 
 # %%
-figure, grid = plt.subplots(len(runs), 3, figsize=(8, 8.6), layout="constrained", width_ratios=(3, 2.4, 2.8))
-for name, row in zip(runs, grid, strict=True):
-    for axes, draw_it in zip(row, (matrix, histogram, loss), strict=True):
-        draw_it(axes, name)
-        if draw_it is not matrix:
-            axes.spines[["top", "right"]].set_visible(False)
-    row[0].set_title(name, loc="left", fontweight="bold")
-texts = (
-    "kB a gradient, from row to column",
-    "staleness (% of gradients)",
-    "loss, by images seen",
-)
-for axes, text in zip(grid[-1], texts, strict=True):
-    axes.set_xlabel(text)
-figure.get_layout_engine().set(h_pad=0.08)
-price_of = {name: gradient_bytes(name) for name in runs}
+IMAGES = [(place + 0.5) * 5 * N * sgd.BATCH for place in range(STEPS // 5)]
 last = {name: [smooth(run)[-1].item() for run in each_run] for name, each_run in runs.items()}
+lines = {}
+for name, each_run in runs.items():
+    losses = torch.stack([smooth(run) for run in each_run])
+    spreads = zip(losses.amin(dim=0).tolist(), losses.amax(dim=0).tolist(), strict=True)
+    lines[name] = charts.Series(IMAGES, losses.mean(dim=0).tolist(), [*spreads])
+axes = charts.lines(
+    lines,
+    title=f"All learn: the last losses are {spread([sum(each) / RUNS for each in last.values()])}",
+    x="images seen",
+    y="loss",
+)
+price_of = {name: gradient_bytes(name) for name in runs}
 for name in runs:
     print(f"{name:21} last 15 losses: {spread(last[name]):14}  {spread(price_of[name], '{:,.0f}')} B a gradient")
 
@@ -311,7 +282,7 @@ assert {*price_of[f"local, k = {K}"]} == {2 * (N - 1) / N * P / K}
 # %% [markdown]
 # All variants learn. The final losses are lowest where no gradient is stale. Gradients that are two versions old, and
 # models that drift apart for five steps, cost a little. Three short runs cannot show how much: compare the spread
-# within a row with the differences between the rows.
+# of a line with the distance to the others.
 #
 # ## Which rank stores what?
 #

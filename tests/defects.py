@@ -38,7 +38,6 @@ class Defect:
     """A text that stands once in a file, and what stands there instead; `why` says what a user would see.
 
     `told_by` is the test that tells of it, and `question` what the failing cell of a lesson has to be tagged with.
-    `read_by` is the module that reads the file, where that is none of Python.
     """
 
     name: str
@@ -47,7 +46,6 @@ class Defect:
     becomes: str
     why: str
     told_by: str
-    read_by: str = ""
     question: str = ""
 
     def applied(self, text: str) -> str:

@@ -12,11 +12,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 
-def mlp(depth: int = 4, width: int = 64) -> nn.Sequential:
-    """17,290 parameters with the defaults, 69,160 B; DDP with bucket_cap_mb=0.02 makes two buckets of them."""
+def mlp() -> nn.Sequential:
+    """17,290 parameters, 69,160 B; DDP with bucket_cap_mb=0.02 makes two buckets of them."""
     torch.manual_seed(0)
-    layers = [layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.ReLU())]
-    return nn.Sequential(*layers, nn.Linear(width, 10))
+    layers = [layer for _ in range(4) for layer in (nn.Linear(64, 64), nn.ReLU())]
+    return nn.Sequential(*layers, nn.Linear(64, 10))
 
 
 def train_ddp(steps: int, **options: object) -> list[torch.Tensor]:

@@ -8,7 +8,6 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from torch import nn
@@ -19,7 +18,6 @@ from ddp_claims.compression import powersgd_sizes
 from ddp_claims.convergence import hurts, keeps
 from dlearn.lessons import models
 
-HOME = Path(__file__).parent.parent
 YES, NO, UNKNOWN = (Check("it is so", "seen", holds) for holds in (True, False, None))
 
 

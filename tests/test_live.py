@@ -23,7 +23,6 @@ from waiting import all_end, comes_true
 from dlearn import Cluster
 from dlearn.analysis import breakdown, overlap, step_times
 from dlearn.errors import DlearnError, GateError, RankError, SetupError
-from dlearn.events.writer import file_of_rank
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 over_mpi = pytest.mark.skipif(find_spec("mpi4py") is None, reason="there is no MPI here: pip install dlearn-trace[mpi]")
@@ -46,7 +45,7 @@ def both_send_first():
 
 
 def pids_of(run):
-    return [int(path.stem.rsplit("-", 1)[1]) for path in sorted((run.folder / "trace").glob("*.jsonl"))]
+    return [process.header.pid for process in run.trace.processes]
 
 
 def let_through(run):
@@ -182,7 +181,7 @@ def test_what_is_said_of_a_run_is_true_at_every_moment():
         run.release(7)
     with pytest.raises(DlearnError, match="count is how many calls to let through: 1 or more, not -3"):
         run.release(0, -3)
-    pid = int(file_of_rank(run.folder / "trace", 1).stem.rsplit("-", 1)[1])
+    pid = pids_of(run)[1]
     os.kill(pid, signal.SIGSTOP)
     assert comes_true(lambda: run.ranks[1] == "is stopped (SIGSTOP or a debugger: state T)")
     os.kill(pid, signal.SIGCONT)

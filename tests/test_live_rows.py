@@ -5,11 +5,11 @@ import os
 import pty
 import re
 import subprocess
-import sys
 import termios
 import time
 
 import pytest
+from test_run import COMMAND, dlearn_run, script
 
 from dlearn.live.live_rows import LiveRows
 
@@ -145,13 +145,11 @@ for step in range(3):
 (dist.send if dist.get_rank() == 0 else dist.recv)(torch.ones(4), 1 - dist.get_rank())
 sys.stdout.write(f"done {dist.get_rank()}\\n")  # In one piece, where two ranks write.
 """
-RUN = ["-m", "dlearn.cli", "run", "--trace", "trace"]
 
 
 @pytest.mark.slow
 def test_rows_say_while_a_script_runs_who_waits_for_whom(tmp_path):
-    (tmp_path / "train.py").write_text(LATE)
-    command = [sys.executable, *RUN, "--live", "--nproc-per-node=2", "train.py"]
+    command = [*COMMAND, "--live", "--nproc-per-node=2", script(tmp_path, LATE)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as job:
         told = []
         for line in job.stderr:
@@ -165,9 +163,8 @@ def test_rows_say_while_a_script_runs_who_waits_for_whom(tmp_path):
 @pytest.mark.slow
 def test_a_script_is_held_at_a_prompt_that_reads_lines(tmp_path):
     lines = ["waiting", "step", "ranks", "until span step 2", "nonsense", "until send", "step 2"]
-    (tmp_path / "train.py").write_text(HELD)
-    command = [sys.executable, *RUN, "--hold", "--nproc-per-node=2", "train.py"]
-    done = subprocess.run(command, input="\n".join(lines), capture_output=True, text=True, cwd=tmp_path, timeout=100)
+    arguments = ["--hold", "--nproc-per-node=2", script(tmp_path, HELD)]
+    done = dlearn_run(tmp_path, *arguments, input="\n".join(lines))
     err = done.stderr
     assert (sorted(done.stdout.splitlines()), done.returncode) == (["done 0", "done 1"], 0)
     assert err.startswith("dlearn: this job is held: its calls wait until you let them through; help says how\n")
@@ -183,10 +180,9 @@ def test_a_script_is_held_at_a_prompt_that_reads_lines(tmp_path):
 
 @pytest.mark.slow
 def test_keys_release_a_held_script_at_a_terminal_which_is_as_it_was_afterwards(tmp_path):
-    (tmp_path / "train.py").write_text(HELD)
     ours, theirs = pty.openpty()
     before = termios.tcgetattr(theirs)
-    command = [sys.executable, *RUN, "--hold", "--nproc-per-node=2", "train.py"]
+    command = [*COMMAND, "--hold", "--nproc-per-node=2", script(tmp_path, HELD)]
     with subprocess.Popen(command, stdin=theirs, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as job:
         assert "help says how" in job.stderr.readline()
         os.write(ours, b"01untix\x7fl send\nsf")

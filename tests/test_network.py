@@ -16,6 +16,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from test_run import dlearn_run, script
@@ -132,9 +134,6 @@ def test_a_queue_takes_as_many_bytes_as_were_asked_for():
 
 def all_reduce(numbers: int) -> tuple[float, float, float]:
     """When it began, when it ended, and what it gave."""
-    import torch
-    import torch.distributed as dist
-
     total = torch.full((numbers,), float(dist.get_rank() + 1))
     dist.all_reduce(torch.ones(1))
     dist.barrier()
@@ -171,9 +170,6 @@ def test_ranks_feel_a_rate_a_latency_and_a_cut():
 
 
 def three_sums() -> None:
-    import torch
-    import torch.distributed as dist
-
     for numbers in (1, 1001, 33_333):
         dist.all_reduce(torch.ones(numbers))
 
@@ -200,8 +196,6 @@ def test_the_switch_counts_the_bytes_that_the_kernel_counts():
 
 def compute(least: float) -> tuple[float, float]:
     """Seconds that it took, and of a core."""
-    import torch
-
     began, computed = time.monotonic(), time.process_time()
     while time.process_time() - computed < least:
         torch.mm(torch.ones(300, 300), torch.ones(300, 300))
@@ -304,9 +298,6 @@ def test_an_interrupt_wherever_it_comes(options, first):
 
 
 def for_ever(begun: Path = Path(os.devnull)) -> None:
-    import torch
-    import torch.distributed as dist
-
     while True:
         dist.all_reduce(torch.ones(1000))
         begun.touch()

@@ -32,9 +32,12 @@ dist.destroy_process_group()
 """
 
 
-def dlearn_run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "dlearn.cli", "run", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100)
+COMMAND = [sys.executable, "-m", "dlearn.cli", "run"]
+
+
+def dlearn_run(folder: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+    command = [*COMMAND, *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100, **more)
 
 
 def script(folder: Path, text: str, name: str = "train.py") -> str:
@@ -62,7 +65,7 @@ def test_torchrun_records_every_rank_and_changes_no_output(tmp_path, capsys):
 
 def hanging(folder: Path, text: str, *arguments: str) -> tuple[subprocess.Popen[str], str]:
     """A job on two ranks, and the first sentence on its hang."""
-    command = [sys.executable, "-m", "dlearn.cli", "run", "--nproc-per-node=2", "--hang-after=2", "--trace", "t"]
+    command = [*COMMAND, "--nproc-per-node=2", "--hang-after=2", "--trace", "t"]
     command += [script(folder, text), *arguments]
     process = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True)
     told = next(line for line in process.stderr if "nothing has happened" in line)
@@ -163,7 +166,7 @@ def test_no_orphans_when_the_command_is_killed(tmp_path):
     open(f"pid {os.getpid()}", "w").close()
     time.sleep(600)
     """
-    command = [sys.executable, "-m", "dlearn.cli", "run", "--nproc-per-node=2", "--trace", "t", script(tmp_path, text)]
+    command = [*COMMAND, "--nproc-per-node=2", "--trace", "t", script(tmp_path, text)]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
             assert comes_true(lambda: len(list(tmp_path.glob("pid *"))) == 2)

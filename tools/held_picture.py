@@ -1,11 +1,7 @@
-"""Make docs/pictures/held.png: the stage of two pairs of ranks that send first, in Chromium.
-
-python tools/held_picture.py
-"""
+"""Make docs/pictures/held.png: the stage of two pairs of ranks that send first, in Chromium."""
 
 import json
 import shutil
-import tempfile
 from importlib.resources import files
 from pathlib import Path
 
@@ -38,12 +34,10 @@ def main() -> None:
     stage = run.hang.stage | {"hang": str(run.hang), "last": "", "state": "paused"}
     run.end()
     bridge = (files("dlearn.play") / "bridge.js").read_text().replace("export default", "window.bridge =")
-    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
-        file = Path(folder, "held.html")
-        page("A held job", snippet("held", "A held job", stage), file)
+    with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         shown = browser.new_page(viewport={"width": 860, "height": 520})
-        shown.goto(file.as_uri())
+        shown.set_content(page("A held job", snippet("held", "A held job", stage)))
         shown.evaluate(bridge)
         shown.evaluate(JOIN, json.dumps(stage))
         shown.get_by_role("button", name="Release rank 2").hover()

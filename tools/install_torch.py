@@ -28,7 +28,7 @@ def main() -> None:
         print(f"torch {version} is already installed.")
         return
     report = what_pip_would_install(f"torch=={version}")
-    has_driver = Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
+    has_driver = Path("/proc/driver/nvidia/version").exists() or bool(shutil.which("nvidia-smi"))
     arguments, reason = choose_build(report, has_driver=has_driver)
     print(f"torch {version}: {reason}", flush=True)
     pip_install("--no-deps", *arguments, f"torch=={version}")

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from dlearn.cluster.answers import Raised, Returned
@@ -194,9 +195,6 @@ def _hint(outcome: Outcome, run: Run) -> str:
 
 
 def _trace(run: Run) -> Trace | None:
-    if not run.recorded:
-        return None
-    try:
-        return run.trace
-    except TraceError:
-        return None  # A rank died before it could write its first line: there is no trace to ask.
+    with suppress(TraceError):  # A rank may have died before it could write its first line.
+        return run.trace if run.recorded else None
+    return None

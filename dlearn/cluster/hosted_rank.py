@@ -33,6 +33,7 @@ def ask(key: str, method: str, *args: Any) -> Any:
     """Return what `method` of the rank named `key` returns, None if it was ended; "start" starts it."""
     if method == "start":
         _ranks[key] = HostedRank(key)
+        return _ranks[key].rank.pid
     hosted = _ranks.get(key)
     if hosted is None:
         return None
@@ -51,9 +52,6 @@ class HostedRank:
         self.key, self.asked_at = key, time.monotonic()
         self.pause, self.kill = self.rank.pause, self.rank.kill
         threading.Thread(target=self._end_when_forgotten, daemon=True).start()
-
-    def start(self) -> int:
-        return self.rank.pid
 
     def begin(self, call: Call, notebook: str) -> str:
         """Send the call, as it fits this host, to the rank; return `scratch`."""

@@ -106,7 +106,6 @@ class OutputStreams:
             self.ranks.append(RankOutput(f"[{tag}]".ljust(width), log, self.lines))
 
     def show(self) -> None:
-        """Print the whole lines that came since the last time, in one go."""
         if self.lines:
             text = "\n".join(self.lines)
             self.lines.clear()

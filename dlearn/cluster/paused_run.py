@@ -21,8 +21,7 @@ class PausedRun(PausedJob, Run):
     @classmethod
     def of(cls, run: Run, gate_server: GateServer, finish: Callable[[], Run], end: Callable[[], None]) -> PausedRun:
         """Begin a run: `finish` follows its ranks to the end, `end` ends them."""
-        paused = cls(run.folder, run.recorded, run.results, run.output)
-        paused.private, paused.exposed = run.private, run.exposed
+        paused = cls(**vars(run))
         paused.gate_server, paused.trace_folder = gate_server, run.folder / "trace"
         paused._job = _Job(run, gate_server, finish, end)
         weakref.finalize(paused, paused._job.end)

@@ -20,7 +20,7 @@ from typing import Any, TextIO
 
 from dlearn.cluster import descendants, rank_protocol, rpc_worker
 from dlearn.cluster.answers import answer_of_call, answer_of_exception, flush, name_of_end
-from dlearn.cluster.payload import Unpacker
+from dlearn.cluster.payload import Unpacker, adopt
 from dlearn.cluster.rank_protocol import FINISH, Call, Enter, HostPosition, Listen
 from dlearn.errors import SetupError
 from dlearn.network.namespace import NotPermitted
@@ -231,7 +231,6 @@ def _gate(call: Call, recording: Any) -> Iterator[None]:
 def _prepare(call: Call) -> None:
     import torch
 
-    from dlearn.cluster.payload import adopt
     from dlearn.hooks import callers
 
     adopt(call.environment)

@@ -5,9 +5,8 @@
     lessons.answer("sharding.bytes_of_fsdp", 24)   # right, or not yet and a hint
     lessons.predict("ring.bytes", 24_000)          # keeps what you expect, in a file beside your notebook
 
-In pytest, `pytest -p dlearn.course.pytest_plugin` offers the fixture `cluster` (2, 3 and 4 ranks on the glass-box ring)
-and the same checks. Solutions, and the wrong answers that the checks know, stand apart in the repository, in
-`course/solutions`.
+For pytest: `dlearn.course.pytest_plugin`. Solutions, right and wrong ones, stand apart in the
+repository, in `course/solutions`.
 """
 
 from dlearn.course.catalogue import check

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,6 @@ _KNOWN = {
 KINDS = ("spans and phases", "calls", "gradients")
 PROGRAM, CALLS, GRADIENTS = range(3)
 Track = tuple[int, int, int]  # A rank, one of the `KINDS`, and the number of its track, from 0.
-_PIECE = 512
 
 
 class PerfettoJson:
@@ -49,9 +47,9 @@ class PerfettoJson:
 
     def __iter__(self) -> Iterator[str]:
         yield '{"displayTimeUnit":"ns","traceEvents":[\n'
-        records, between = _records(self.trace, Tracks(self.trace)), ""
-        while piece := [msgspec.json.encode(record).decode() for record in islice(records, _PIECE)]:
-            yield between + ",\n".join(piece)
+        between = ""
+        for record in _records(self.trace, Tracks(self.trace)):
+            yield between + msgspec.json.encode(record).decode()
             between = ",\n"
         yield "\n]}\n"
 

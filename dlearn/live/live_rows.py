@@ -92,7 +92,6 @@ class LiveRows:
         return lines
 
     def table(self) -> Table:
-        """Return all rows, for a page."""
         head = ("rank", "last 10 s", "payload", "now")
         return Table([head, *((row.name, row.lane, row.rate, row.now) for row in self.rows())], names=2, numbers=1)
 
@@ -149,7 +148,6 @@ class LiveRows:
             self._ask_again = now + (time.thread_time() - began) / SHARE
 
     def _report(self) -> str:
-        """Say which ranks hang, by the whole trace."""
         if sum(rank.read_to for rank in self._files.values()) > MOST_BYTES:
             return "a call lasts long; this trace is too large to be read while it grows: see explain(run.trace)"
         try:

@@ -42,7 +42,6 @@ class PausedPage:
         return hang.stage | {"hang": "\n".join(hang.sentences), "last": self._last, "state": state}
 
     def html(self) -> str:
-        """Return the stage as it is now."""
         return snippet(self._name, "A held job", self.state())
 
     def open(self) -> None:
@@ -83,7 +82,6 @@ class PausedPage:
         return str(state["state"])
 
     def _obey(self, clicked: dict[str, Any]) -> None:
-        """Act on a click."""
         job = self._job()
         if job is None or not job.under_way:
             return

@@ -165,7 +165,6 @@ def _sources(text: str) -> list[str]:
 
 
 def _run_script(options: argparse.Namespace, order: Order, *, by_torchrun: bool) -> int:
-    """Run the script inside what the options ask for, and return its status."""
     folder = Path(order.folder)
     with ExitStack() as around:
         if options.network is not None:
