@@ -119,15 +119,16 @@ def test_a_deadlock_is_named_while_nobody_has_timed_out():
 
 
 @pytest.mark.slow
-def test_a_hang_is_told_right_at_once_in_each_of_fifty_rounds():
+@pytest.mark.parametrize("ten", range(5))
+def test_a_hang_is_told_right_at_once_in_each_of_fifty_rounds(ten):
     told = Counter()
-    for _ in range(50):
+    for _ in range(10):
         run = Cluster(2, hold=True).run(both_send_first)
         run.release(0)
         run.release(1)
         told[str(run.hang).partition("(")[0]] += 1
         run.end()
-    assert told == {EACH_OTHER[:-1]: 50}
+    assert told == {EACH_OTHER[:-1]: 10}
 
 
 def sleep_between_calls():
