@@ -59,7 +59,7 @@ def test_torchrun_records_every_rank_and_changes_no_output(tmp_path, capsys):
     assert "6 of 6 operations explained by" in done.stderr
     assert " for rank 0; in words: dlearn explain t" in done.stderr, "it was waited for"
     assert main(["explain", str(tmp_path / "t")]) == 0
-    assert capsys.readouterr().out.splitlines()[-1].startswith("The others waited ")
+    assert capsys.readouterr().out.splitlines()[-1].startswith("Rank 1 waited ")
     assert "dlearn run --nproc-per-node 2 ..." in dlearn_run(tmp_path, "train.py", "well").stderr
 
 

@@ -243,7 +243,7 @@ def test_the_parts_of_a_step_of_median_length(job):
     # 410 + 330 µs in all, of which 121 and 40 were not hidden: 22 %.
     assert found.finding.endswith(" 22% communication that is not hidden")
     ax = draw.breakdown(trace)
-    assert title(ax) == "Training step 2, 410 µs: 40% is backward"
+    assert title(ax) == "Training step 2, 410 µs: 40% of all ranks' time is backward"
     waits = [(box.get_x(), box.get_width()) for box in parts(ax, "waiting")]
     assert waits == [pytest.approx((0.291, 0.040))]
     assert "the longest wait ends: rank 1 has come to all_reduce #6" in texts(ax)

@@ -241,7 +241,6 @@ def _draw_part(ax: Axes, part: str, style: Look, boxes: Sequence[Box]) -> None:
     if wide:
         draw_boxes(ax, wide, facecolor=face, edgecolor=edge, hatch=hatch, linewidth=0.4, zorder=zorder, gid=gid)
     if narrow:
-        face = face if transfer else style.line
         draw_boxes(ax, narrow, facecolor=face, edgecolor="none", zorder=zorder, gid=f"{gid}, narrow")
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial, wraps
+from itertools import compress
 from typing import Any, Literal, NamedTuple, ParamSpec
 
 import matplotlib.pyplot as plt
@@ -121,9 +122,14 @@ def frame(
 
 
 def said(title: str, names: Iterable[str]) -> dict[str, Color]:
-    """Return those of the names that the title says, as `frame` marks them; numbers of a scale are none."""
+    """Return those of the names that the title says, unless all, as `frame` marks them.
+
+    Numbers of a scale are none.
+    """
     own = [name for name in names if name[:1].isalpha()]
-    return {name: INK for name in own if re.search(rf"\b{re.escape(name)}\b", title, re.IGNORECASE)}
+    in_title = (re.search(rf"\b{re.escape(name)}\b", title, re.IGNORECASE) for name in own)
+    found = [*compress(own, in_title)]
+    return dict.fromkeys(found, INK) if len(found) < len(own) else {}
 
 
 def never_came(trace: Trace) -> list[int]:

@@ -1,7 +1,6 @@
 """One collective as a film: moments from left to right, in each pieces across, ranks downwards."""
 
 from collections.abc import Sequence
-from fractions import Fraction
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -93,8 +92,7 @@ def draw_cells(ax: Axes, held: np.ndarray, hue: str, box: Box) -> None:
 def _caption(found: Moments, at: int, names: Sequence[str]) -> str:
     """Say when it is, and what ranks hold then, where this is short to say."""
     last, half, op = len(found.held) - 1, found.halfway, family_of_op(found.sent[0].op)
-    when = str(Fraction(at, last).limit_denominator(8)) if half else f"round {at} of {last}"
-    when = {0: "start", last: "end"}.get(at, when.replace("1/2", "half"))
+    when = {0: "start", last: "end"}.get(at, f"round {at} of {last}")
     have = (found.held[at] == 1).all(axis=1) if at else ~np.isnan(found.held[0]).all(axis=1)
     states = {len(names): "every rank has all", 1: f"{names[have.argmax()]} has all"}
     if at == 0:

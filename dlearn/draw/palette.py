@@ -30,9 +30,9 @@ INK = "#222222"
 FAINT = "#707070"
 LANE = "#f4f4f4"
 WORK = "#7a9a3a"  # The late part of a backward pass, in a pipeline that splits it.
-WORKS = FORWARD, BACKWARD = "#dbe6c3", "#a3bd70"  # Computing, and spans of one kind and the next.
-OPTIMIZER = "#c9c49a"
-GROUNDS = {"forward": "#eef3e2", "backward": "#d3e2b4", "optimizer": "#e3e0c4"}
+WORKS = FORWARD, BACKWARD = "#e2ebcf", "#bdd096"  # Computing, and spans of one kind and the next.
+OPTIMIZER = "#dcd6b0"
+GROUNDS = {"forward": FORWARD, "backward": BACKWARD, "optimizer": OPTIMIZER}
 """What a rank computes, behind bars."""
 WHOLE = "#FFD447"  # A piece that has the whole result; before, it has its operation's hue.
 MISSING = "#d00000"

@@ -4,6 +4,7 @@ All are observed: on a GPU by CUDA events, else on the CPU that calls. (Of a GPU
 is the time to launch its kernels, which run on by themselves.)
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from dlearn.analysis.ddp.step_clock import on_device, step_note
@@ -90,11 +91,24 @@ class Breakdown(Result, frozen=True):
 
     @property
     def headline(self) -> str:
-        """Name the largest share, as a title: "Step 1, 35.0 ms: 50% is backward"."""
+        """Name the largest share, as a title: "Step 1, 35.0 ms: 50% of all ranks' time is backward"."""
         if not self.middle:
             return self.finding
-        part, share = max(self.shares.items(), key=lambda item: item[1])
-        return f"{self._step()}: {share:.0%} is {part}"
+        shares = self.shares
+        if shares.pop("communication that is not hidden", None) is not None:
+            # Which of the two it is decides what to do: a slow rank, or a slow network.
+            shares["transfer that is not hidden"] = self._share("transfer")
+            shares[f"waiting for {self._late}"] = self._share("waiting")
+        part, share = max(shares.items(), key=lambda item: item[1])
+        whose = " of all ranks' time" * (len(self.middle) > 1)
+        return f"{self._step()}: {share:.0%}{whose} is {part}"
+
+    @property
+    def _late(self) -> str:
+        """Return the rank that most of the waiting is for, if it is one."""
+        waits: Counter[int] = sum((each.waits for each in self.middle), Counter())
+        rank, longest = max(waits.items(), key=lambda pair: pair[1], default=(0, 0))
+        return self.labels[rank] if 2 * longest > waits.total() else "later ranks"
 
     def _step(self, which: str = "") -> str:
         longest = time_text(_longest_ns(self.middle))

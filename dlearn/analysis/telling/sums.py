@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from dlearn.analysis.ddp.training_steps import last_step
 from dlearn.analysis.volume.traffic import Traffic, traffic_of
+from dlearn.events.event import Span
 from dlearn.events.event_table import NONE
 from dlearn.join.joining import operations
 from dlearn.join.operation_messages import sums_of
@@ -99,11 +100,20 @@ def step_sentence(trace: Trace) -> str:
 
 
 def late_text(trace: Trace) -> str:
-    """Write "the others waited 3.7 s of 5.7 s for rank 1"; "" if that is little, or goes on."""
-    table, rows = trace.table, trace.rows.rows
-    first_ns = max([trace.first_ns, *table.start_ns[rows[:1]]])
-    lasted = table.end_ns[rows].max(initial=first_ns) - first_ns
-    rank, waited = max(waiting(trace).items(), key=lambda pair: pair[1], default=(0, 0))
-    if waited <= _WORTH_SAYING * lasted or table.pending[rows].any():
+    """Write "the others waited 3.7 s of 5.7 s for rank 1"; "" if that is little, or goes on.
+
+    Ranks start one after the other: waits before all have met count nothing. Nor does a held job's.
+    """
+    ranks = {*trace.ranks}
+    met = (one.last_arrival_ns for one in operations(trace) if {*one.ranks} == ranks)
+    since_ns = next(met, trace.first_ns)
+    later = trace.between((since_ns - trace.first_ns) / 1e6)
+    table, rows = later.table, later.rows.rows
+    lasted = table.end_ns[rows].max(initial=since_ns) - since_ns
+    rank, waited = max(waiting(later).items(), key=lambda pair: pair[1], default=(0, 0))
+    goes_on = table.pending[trace.rows.rows].any() or any(span.held for span in trace.of(Span))
+    if waited <= _WORTH_SAYING * lasted or goes_on:
         return ""
-    return f"the others waited {time_text(waited)} of {time_text(lasted)} for {trace.label(rank)}"
+    others = [trace.label(each) for each in ranks - {rank}]
+    who = others[0] if len(others) == 1 else "the others"
+    return f"{who} waited {time_text(waited)} of {time_text(lasted)} for {trace.label(rank)}"
