@@ -202,7 +202,7 @@ function addLabel(parent, { spots, wide, high, width, height }, [[x, y], [toX, t
   const middle = (x + toX) / 2 + aside * Math.sign(x + toX - width);
   const above = aside && y + toY > height ? -22 : 16;
   const at = { x: Math.max(half, Math.min(width - half, middle)), y: (y + toY) / 2 - above };
-  const isOn = ([u, v]) => Math.abs(at.x - u) < half + wide / 2 && Math.abs(at.y - 4 - v) < high / 2 + HEAD;
+  const isOn = ([u, v]) => Math.abs(at.x - u) < half + wide / 2 && Math.abs(at.y - 4 - v) < high / 2 + HEAD + 4;
   const isThere = [...parent.querySelectorAll("text")].some(({ textContent }) => textContent === text);
   if (at.x && !isThere && !spots.some(isOn)) add(parent, "text", { class: `label ${step.how}`, ...at }, text);
 }

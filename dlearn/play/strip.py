@@ -149,9 +149,9 @@ def _call_columns(
     end_ns = np.where(calls.ended, calls.end_ns, last_ns)[order]
     unended = np.where(calls.pending[order], -1, -2)
     took = np.where(calls.ended[order], (end_ns - begin_ns) // unit_ns - start, unended)
-    waits_ns = np.minimum(calls.last_arrival_ns[order], end_ns) - calls.start_ns[order]
-    alone = shown.table.waits_for_none[shown.rows][calls.operation[order]]
-    waited = np.where(alone, 0, np.maximum(0, waits_ns // unit_ns))
+    arrival_ns = calls.last_arrival_ns[order]  # A call that ended before did not wait for it.
+    alone = shown.table.waits_for_none[shown.rows][calls.operation[order]] | (end_ns <= arrival_ns)
+    waited = np.where(alone, 0, np.maximum(0, (arrival_ns - calls.start_ns[order]) // unit_ns))
     differences = np.diff(start, prepend=0)
     begins = first[:-1][np.diff(first) > 0]  # Of the ranks that call anything.
     differences[begins] = start[begins]
