@@ -52,7 +52,7 @@ def player_facts(walk: Walkthrough) -> dict[str, Any]:
         "changes": [_changes(step.changes, lanes, numbers) for step in walk.steps],
         "calls": [{**call, "rounds": [*call["rounds"]]} for call in calls.values()],
         "graphs": [_graph(graph, walk.labels) for graph in walk.graphs],
-        "nights": {color: at_night(color, least=3) for color in {step["color"] for step in steps}},
+        "nights": {step["color"]: at_night(step["color"], least=3) for step in steps},
         "pairs": [f"{names[src]} → {names[dst]}" for src, dst in pairs],
     }  # fmt: skip
 
@@ -131,7 +131,7 @@ def _stage(walk: Walkthrough, lanes: Mapping[int, int]) -> dict[str, Any]:
     tree = _tree([*wires], len(lanes)) if families == {"broadcast"} else {}
     if families == {"reduce"}:  # Its last round is the highest row.
         tree = _tree([(dst, src) for src, dst in reversed(wires)], len(lanes))
-    if len(lanes) > 2 and len({y for _, y in middles.values()}) == 1:  # A line, with room for words.
+    if len(lanes) > 2 and len({y for _, y in middles.values()}) == 1:  # A line.
         row = sorted(middles, key=lambda lane: middles[lane][0])
         tree = {lane: (place, 0) for place, lane in enumerate(row)}
         wide = max(wide, (STAGE_WIDTH - 24 - 118 * (len(lanes) - 1)) / len(lanes))

@@ -58,21 +58,21 @@ class Strip(Page):
         title, named, odd = self._finding(columns)
         self.title = printable(title)
         facts["marked"] = [facts["ranks"].index(rank) for rank in named]
-        facts["isTimed"] = title == self.steps.finding  # Else the title has another time of the step.
+        facts["isTimed"] = title == self.steps.finding  # Or the title has another time.
         data, title = pack(facts, columns), self.title
         if odd is not None:
             to_step = '<button type="button" data-step="{}">{}</button>'
             title = Markup(to_step).format(odd, title)
-        shown = {"keys": _KEYS, "facts": facts, "longest": _longest_steps(self.steps)}
-        self.snippet = frame("strip", name_for(self.title, data), title, data, **shown)
+        name = name_for(self.title, data)
+        self.snippet = frame("strip", name, title, data, keys=_KEYS, facts=facts)
 
     def _finding(self, columns: dict[str, Column]) -> tuple[str, Sequence[int], int | None]:
-        """Return the title, the ranks that are marked, and the index of the step that it is about."""
+        """Return the title, the ranks to mark, and the index of the step that it is about."""
         trace, steps, odd = self._trace, self.steps.steps, self.steps.reported
         found, hung = pipeline(trace), hang_title(trace)
         if len(found.busy_ns) > 1 and not hung:
-            starts_ns = [min(cell.start_ns for cell in step.cells.values()) for step in steps]
-            begun = bisect(starts_ns, found.passes[0].start_ns) - 1
+            firsts = [min(step.cells.values(), key=lambda cell: cell.start_ns) for step in steps]
+            begun = bisect(firsts, found.passes[0].start_ns, key=lambda cell: cell.start_ns) - 1
             slowest = [] if found.slowest is None else [found.slowest]
             return found.finding, slowest, begun if begun >= 0 else None
         if steps:
@@ -208,13 +208,13 @@ def _kind(operation: Operation, trace: Trace, lanes: dict[int, int]) -> dict[str
     drawn, bucket = palette.look_of(operation), operation.bucket
     reason = why_unknown(operation)
     return {
-        "op": operation.ends[0].op, "text": printable(text),
+        "op": operation.ends[0].op, "text": printable(text), "color": drawn.color,
         "mark": printable(operation.op if bucket is None else drawn.family),
-        "color": drawn.color, "family": drawn.family,
-        "bucket": -1 if bucket is None else bucket.index,
+        "family": drawn.family, "bucket": -1 if bucket is None else bucket.index,
         "how": ", ".join(sorted({sent.how for sent in sums})) or "none",
         "why": "" if reason is None else printable(f"No messages known: {reason}"),
-        "pairs": tuple(pairs), "absent": tuple(lanes[rank] for rank in operation.missing if rank in lanes),
+        "pairs": tuple(pairs),
+        "absent": tuple(lanes[rank] for rank in operation.missing if rank in lanes),
     }  # fmt: skip
 
 
@@ -247,9 +247,9 @@ def _grounds(trace: Trace, lanes: dict[int, int], last_ns: int) -> tuple[dict[st
     lane, start_ns, end_ns, kind, numbers = np.array(sorted(rows), np.int64).reshape(-1, 5).T
     counted = np.searchsorted(lane, np.arange(len(lanes) + 1)).tolist()
     numbered = {"forward pass": "forward pass of micro-batch 0, 1, ..."}
-    shades = [(numbered.get(name, printable(name)), _shades(color)) for name, color in kinds.items()]
-    columns = {"ground_start": start_ns, "ground_end": end_ns, "ground": kind, "micro_batch": numbers}
-    return {"grounds": shades, "ground_first": counted}, columns
+    shades = [(numbered.get(name, printable(name)), _shades(hue)) for name, hue in kinds.items()]
+    columns = {"ground_start": start_ns, "ground_end": end_ns, "ground": kind}
+    return {"grounds": shades, "ground_first": counted}, columns | {"micro_batch": numbers}
 
 
 def _step_facts(
@@ -288,8 +288,7 @@ def _step_facts(
     return {
         "steps": titled, "cells": cells, "awaited": awaited if any(map(any, awaited)) else [],
         "isRun": is_run, "areShares": is_run and any(len(cell) > 4 for cell in cells),
-        "median": median(steps.lengths_ns or [1]) / unit_ns,
-        "longest": [at for at, *_ in _longest_steps(steps)],
+        "median": median(steps.lengths_ns or [1]) / unit_ns, "longest": _longest_steps(steps),
     }  # fmt: skip
 
 

@@ -81,7 +81,7 @@ function drawLengths(view, data, high) {
     const steps = data.steps.slice(step, after);
     const lengths = steps.map(([, , , , length]) => (length < 0 ? most : length)); // hatched, as it never ended
     const mean = topOf(lengths.reduce((sum, length) => sum + length) / lengths.length);
-    const isLongest = data.longest.some((each) => each >= step && each < after);
+    const isLongest = data.longest.some(([each]) => each >= step && each < after);
     const color = isLongest ? colors.ink : colors.faint;
     (steps.at(-1)[4] < 0 ? hatch : paint)(view, color, [left, mean, wide, high + 1 - mean], isLongest ? 1 : 0.55);
     paint(view, color, [left, topOf(Math.max(...lengths)), wide, 2]);
