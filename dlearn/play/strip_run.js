@@ -57,13 +57,12 @@ function callColumns(data, lane, { window, scale, colors }) {
 
 // Shares one on another; in a low lane side by side.
 function drawColumns(view, columns, [top, bottom]) {
-  const high = bottom - top;
+  const [high, isFlat] = [bottom - top, bottom - top < FLAT_PX];
   for (const { from, to, parts } of columns) {
     const [left, right] = [from, to].map((at) => Math.round(view.x(at)));
     const wide = Math.max(1, right - left - 1);
     let sum = 0;
     for (const [color, share, waits] of parts) {
-      const isFlat = high < FLAT_PX;
       sum += share;
       const box = isFlat ? [left + (sum - share) * wide, top, share * wide, high] : [left, bottom - sum * high, wide, share * high];
       if (share * (isFlat ? wide : high) >= 0.2) (waits ? hatch : paint)(view, color, box);
@@ -82,8 +81,8 @@ function drawLengths(view, data, high) {
     const lengths = steps.map(([, , , , length]) => (length < 0 ? most : length)); // hatched, as it never ended
     const mean = topOf(lengths.reduce((sum, length) => sum + length) / lengths.length);
     const isLongest = data.longest.some(([each]) => each >= step && each < after);
-    const color = isLongest ? colors.ink : colors.faint;
-    (steps.at(-1)[4] < 0 ? hatch : paint)(view, color, [left, mean, wide, high + 1 - mean], isLongest ? 1 : 0.55);
+    const [color, strength] = isLongest ? [colors.ink, 1] : [colors.faint, 0.55];
+    (steps.at(-1)[4] < 0 ? hatch : paint)(view, color, [left, mean, wide, high + 1 - mean], strength);
     paint(view, color, [left, topOf(Math.max(...lengths)), wide, 2]);
   }
   const middle = topOf(data.median);
@@ -112,17 +111,19 @@ function drawAwaited(view, data, columns, low, high) {
 function drawRuler(view, data, top) {
   const { ink, x, window, width, margin, colors } = view;
   const [from, to] = window.map((at) => at * data.unit_ns);
-  const step = nice(((to - from) * 68) / (width - margin));
+  const step = nice(((to - from) * 60) / (width - margin));
   const base = to / 10 ** Math.floor(Math.log10(step) + 0.001) < 9999 ? 0 : Math.floor(from / (1000 * step)) * 1000 * step;
   const [unit, scale] = unitOf(to - base, TIMES);
   const digits = Math.max(0, Math.ceil(Math.log10(scale / step) - 0.001));
   paint(view, colors.faint, [margin, top, width - margin, 1]);
   ink.textAlign = "center";
-  for (let at = Math.ceil(from / step) * step; at <= to; at += step) {
+  for (let [at, free] = [Math.ceil(from / step) * step, 0]; at <= to; at += step) {
     const text = `${base ? "+" : ""}${((at - base) / scale).toFixed(digits)} ${unit}`;
     const [left, half] = [x(at / data.unit_ns), ink.measureText(text).width / 2];
     ink.fillRect(left, top, 1, 5);
-    if (left + half <= width) ink.fillText(text, left, top + 17);
+    if (left - half < free || left + half > width) continue;
+    ink.fillText(text, left, top + 17);
+    free = left + half + 6;
   }
   ink.textAlign = "left";
   const [baseUnit, baseScale] = unitOf(base, TIMES);
