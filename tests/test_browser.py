@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 from lab import Lab, running_lab
 from matplotlib.image import imread
-from pictures import ddp_buckets, ddp_step, drawings, ring
+from pictures import ddp_buckets, ddp_step, drawings, pipeline, ring
 from traces import Job
 
 from dlearn import draw, messages, operations
-from dlearn.draw.palette import WHOLE, contrast, look
+from dlearn.draw.palette import FAINT, INK, MISSING, WHOLE, contrast, look
 from dlearn.live.held_stage import snippet, stage_of
 from dlearn.play import Player, player, strip
 
@@ -240,6 +240,40 @@ def test_the_stage_shows_what_the_board_says_at_every_step(browser, reduced, tmp
         expect(root.locator(".still")).to_be_visible()
 
 
+def test_the_matrix_of_an_all_to_all_has_the_ranks_at_its_edges_and_a_frame_on_what_is_sent(browser, tmp_path):
+    made = Job(tmp_path, ranks=12)
+    made.collective("all_to_all_single", size=1200, end_ns=1000)
+    with page_of(browser, tmp_path, player(made.load()).to_html()) as page:
+        page.emulate_media(reduced_motion="reduce")
+        for width in (1280, 350):
+            page.set_viewport_size({"width": width, "height": 900})
+            page.locator(".dlearn-player").evaluate(GO, 5)
+            texts = page.locator(".stage text").all_text_contents()
+            assert texts == [*(str(rank) for rank in range(12) for _ in "xy"), "to rank", "from rank"]
+            src, dst = re.match(r"rank (\d+) sends rank (\d+)", page.locator(".sentence").inner_text()).groups()
+            middles = """() => [...document.querySelectorAll(".stage text, .frame")].map((each) => {
+                const { left, right, top, bottom } = each.getBoundingClientRect();
+                return [(left + right) / 2, (top + bottom) / 2]; })"""
+            *numbers, _, _, (x, y) = page.evaluate(middles)
+            assert abs(numbers[2 * int(src)][1] - y) < 3, "the row of the sender"
+            assert abs(numbers[2 * int(dst) + 1][0] - x) < 3, "the column of the receiver"
+
+
+def test_a_stage_keeps_micro_batches_by_number_in_boxes_up_to_both_edges(browser, tmp_path):
+    shown = player(pipeline(tmp_path / "made", stages=4, micro_batches=6))
+    full = next(at for at, each in enumerate(shown.sentences, 1) if "to come: 6" in each)
+    with page_of(browser, tmp_path, shown.to_html()) as page:
+        for width in (1280, 350):
+            page.set_viewport_size({"width": width, "height": 900})
+            page.locator(".dlearn-player").evaluate(GO, full)
+            box = page.locator(".machine").first
+            assert box.locator("li").all_text_contents() == [*"012345"]
+            titles = box.locator("li").evaluate_all("all => all.map((each) => each.title)")
+            assert titles == [f"micro-batch {number}" for number in range(6)]
+            cut = "all => all.filter((each) => each.scrollHeight > each.clientHeight).length"
+            assert page.locator("foreignObject, foreignObject li").evaluate_all(cut) == 0
+
+
 def test_a_packet_moves_from_sender_to_receiver_and_only_then_is_its_part_there(browser, reduced, tmp_path):
     with page_of(browser, tmp_path, reduced.to_html()) as page:
         root = page.locator(".dlearn-player")
@@ -426,6 +460,54 @@ def test_every_arrow_of_the_strip_begins_and_ends_on_a_bar_of_its_operation(brow
         assert (len(bars), len(points) >= 6) == (3, True)
         for x, y in points:
             assert any(left - 1 <= x <= left + w + 1 and top < y < top + h for left, top, w, h in bars), (x, y, bars)
+
+
+DRAWS = """
+    const written = [], painted = [], { fillText, fillRect } = CanvasRenderingContext2D.prototype;
+    CanvasRenderingContext2D.prototype.fillText = function (text, ...at) {
+        written.push([this.canvas.className, text, this.fillStyle, this.font, ...at]);
+        fillText.call(this, text, ...at);
+    };
+    CanvasRenderingContext2D.prototype.fillRect = function (...box) {
+        painted.push([this.canvas.className, this.fillStyle, this.globalAlpha, ...box]);
+        fillRect.apply(this, box);
+    };
+    travel.choose(-1);
+    say(written, painted);
+"""
+
+
+def test_the_rows_of_who_is_waited_for_have_names_and_the_rank_that_never_came_is_red_in_them(browser, tmp_path):
+    """Rank 1 comes late to step 1, and not at all to the last all-reduce."""
+    made = Job(tmp_path, ranks=2)
+    ddp_buckets(made)
+    for step in range(3):
+        ddp_step(made, 1000 * step, late=500 * (step == 1), backward=step)
+    made.collective("all_reduce", ranks=[0], size=40, start_ns=4_000_000, end_ns=None)
+    ((written, painted),) = after(browser, strip(made.load()).to_html(), tmp_path, DRAWS)
+    names = [(text, fill, "bold" in font) for _, text, fill, font, x, *_ in written if x == 0]
+    assert names[:2] == [("rank 1", MISSING, True), ("rank 0", INK, False)], "beside the lanes"
+    assert names[2] == ("waited for", FAINT, False)
+    assert names[3:] == names[:2], "beside the rows below"
+    below = 160
+    red = [y for canvas, fill, alpha, _, y, *_ in painted if (canvas, fill, alpha) == ("lanes", MISSING, 1)]
+    rows = sorted({y for canvas, fill, _, _, y, *_ in painted if (canvas, fill) == ("lanes", INK) and y > below})
+    assert (len(rows), red) == (2, rows[1:]), "in ink, as no bucket is; solid red in the last row only"
+
+
+def test_a_single_long_step_keeps_its_mark_where_many_share_a_column(browser, tmp_path):
+    """800 steps on some 400 columns; step 300 takes ten times as long."""
+    made, at = Job(tmp_path, ranks=1), 0
+    for step in range(800):
+        took = 10_000 * (1 + 9 * (step == 300))
+        made.span(0, f"step {step}", start_ns=at, end_ns=at + took)
+        at += took
+    made.collective("barrier", start_ns=0, end_ns=at)
+    ((_, painted),) = after(browser, strip(made.load()).to_html(), tmp_path, DRAWS)
+    caps = [(fill, *box) for canvas, fill, _, *box in painted if canvas == "overview" and box[3] == 2]
+    assert len(caps) < 500, "a column has several steps"
+    high = [(fill, y) for fill, _, y, *_ in caps if y < 10]
+    assert high == [(INK, 3)], "it is named, and its mark is at the top"
 
 
 def test_a_run_of_many_steps_is_shown_in_shares_and_leads_to_its_longest_step(browser, tmp_path):

@@ -178,6 +178,20 @@ def test_what_never_ended_what_nobody_saw_end_and_who_never_came_are_told_apart(
     assert [length for *_, length in data["cells"]] == [14_000, -1], "a step that was never finished"
 
 
+def test_a_strip_of_one_operation_is_titled_by_its_longest_wait_which_is_of_no_rank_that_left_before(tmp_path):
+    """Rank 1 of a broadcast leaves at 8 ms, before rank 2 comes at 9: it did not wait for it."""
+    job = Job(tmp_path, ranks=3)
+    facts = {0: (4, 12), 1: (0, 8), 2: (9, 13)}
+    for rank, (start_ms, end_ms) in facts.items():
+        times = {"start_ns": start_ms * 1_000_000, "end_ns": end_ms * 1_000_000}
+        job.collective("broadcast", ranks=[rank], size=8, root=0, **times)
+    trace = job.load()
+    data, [_, _, waited, *_] = in_the_strip(trace)
+    assert waited.tolist() == [50_000, 0, 0]
+    assert strip(trace).title == "Longest wait: rank 0 for rank 2, 5.00 ms in broadcast #1"
+    assert data["marked"] == [0, 2]
+
+
 def test_a_trace_without_calls_is_refused_in_one_sentence(tmp_path):
     with pytest.raises(DlearnError, match="nothing to travel through"):
         strip(Trace(tmp_path, (), ()))

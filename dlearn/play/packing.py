@@ -5,7 +5,7 @@ from typing import Any
 
 from dlearn.analysis.replay.steps import Change, Step, Walkthrough
 from dlearn.draw.autograd_bands import lay_out
-from dlearn.draw.palette import BACKWARD, FORWARD, OPTIMIZER, WHOLE, look, look_of
+from dlearn.draw.palette import BACKWARD, FORWARD, OPTIMIZER, WHOLE, at_night, look, look_of
 from dlearn.draw.traffic_graph import STAGE_WIDTH, Middles, Pair, spots_of
 from dlearn.events.event import Collective
 from dlearn.events.printable import printable
@@ -52,6 +52,7 @@ def player_facts(walk: Walkthrough) -> dict[str, Any]:
         "changes": [_changes(step.changes, lanes, numbers) for step in walk.steps],
         "calls": [{**call, "rounds": [*call["rounds"]]} for call in calls.values()],
         "graphs": [_graph(graph, walk.labels) for graph in walk.graphs],
+        "nights": {step["color"]: at_night(step["color"], least=3) for step in steps},
         "pairs": [f"{names[src]} → {names[dst]}" for src, dst in pairs],
     }  # fmt: skip
 
@@ -130,6 +131,10 @@ def _stage(walk: Walkthrough, lanes: Mapping[int, int]) -> dict[str, Any]:
     tree = _tree([*wires], len(lanes)) if families == {"broadcast"} else {}
     if families == {"reduce"}:  # Its last round is the highest row.
         tree = _tree([(dst, src) for src, dst in reversed(wires)], len(lanes))
+    if len(lanes) > 2 and len({y for _, y in middles.values()}) == 1:  # A line.
+        row = sorted(middles, key=lambda lane: middles[lane][0])
+        tree = {lane: (place, 0) for place, lane in enumerate(row)}
+        wide = max(wide, (STAGE_WIDTH - 24 - 118 * (len(lanes) - 1)) / len(lanes))
     if tree:
         across, down = (STAGE_WIDTH - wide - 24) / max(1, len(tree) - 1), high + 52
         left, top = wide / 2 + 12, high / 2 + 24

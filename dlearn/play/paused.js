@@ -41,7 +41,7 @@ function drawWaiting(svg, state, call, number) {
   const [from, to] = call.wire[0] !== call.rank ? [...ends].reverse() : ends;
   const side = Number(packet.querySelector("rect").getAttribute("width"));
   const far = Math.hypot(to[0] - from[0], to[1] - from[1]) || 1;
-  put(packet, [from, to], Math.min(1, (side / 2 + APART * number) / far), state.stage);
+  put(packet, [from, to], Math.min(1, (side / 2 + APART * number) / far));
   return packet;
 }
 

@@ -56,21 +56,21 @@ function drawNode(svg, name, [x, y], state) {
 }
 
 // What rows, columns and colours are.
-function drawLegend(parent, { lanes, panels, calls, whole }, panel) {
+function drawLegend(parent, { lanes, panels, calls, whole, shade }, panel) {
   parent.replaceChildren();
   const { title = "", call, start } = panels[panel] ?? {};
   const { name, bucket, bytes, family, color } = calls[call] ?? {};
-  if (!name) return add(parent, "span", {}, title);
+  const swatch = (hue, words) => add(parent, "span", { class: "swatch", style: `--color: ${hue}` }, words);
+  if (!name) return title && swatch("var(--fill)", title);
   const [many, isExchange] = [lanes.length > MOST_BANDS, family === "all_to_all"];
   const all = `ranks ${lanes[0]} to ${lanes.at(-1)}`;
   const isSum = start.some(([, , , , share]) => share > 0 && share < 1);
   const pieces = new Set(start.map(([, , at]) => at)).size;
   const what = `${bucket < 0 ? name : `bucket ${bucket}`} (${sizeText(bytes)})`;
   const columns = isExchange ? `from ${all}` : `the ${pieces} pieces of ${what}`;
-  add(parent, "span", {}, pieces > 1 ? `columns: ${columns}` : `a box: ${what}`);
-  if (many && (isExchange || lanes.length > MOST_BOXES)) add(parent, "span", {}, `rows: ${all}`);
-  const swatch = (hue, words) => add(parent, "span", { class: "swatch", style: `--color: ${hue}` }, words);
-  if (isSum) swatch(color, many ? "the stronger, the more ranks' parts are in it" : "parts add up, a band for each rank");
+  if (!many || !isExchange) add(parent, "span", {}, pieces > 1 ? `columns: ${columns}` : `a box: ${what}`);
+  if (!isExchange && lanes.length > MOST_BOXES) add(parent, "span", {}, `rows: ${all}`);
+  if (isSum) swatch(shade(color), many ? "the stronger, the more ranks' parts are in it" : "parts add up, a band for each rank");
   swatch(whole, isSum ? "whole: all parts" : "has come");
 }
 

@@ -38,6 +38,8 @@ function mount(root, data) {
 
   function show() {
     const current = played[step - 1];
+    const isDay = getComputedStyle(root).getPropertyValue("--paper").trim() === "#fff";
+    data.shade = (color) => (isDay ? color : (data.nights[color] ?? color));
     width = picture.clientWidth;
     picture.replaceChildren();
     const panel = views[view](picture, { data, id, played, step, current, moved, speed: speed() });
@@ -61,7 +63,7 @@ function mount(root, data) {
     if (step) sentence = data.sentences[current];
     if (moved.length > 1) sentence = `${moved.length} messages at the same time. One of them: ${sentence}`;
     find(".sentence").textContent = sentence;
-    find(".sentence").style.borderColor = hung ? "var(--missing)" : color;
+    find(".sentence").style.borderColor = hung ? "var(--missing)" : data.shade(color);
     parts.value = data.steps[current ?? played[0]]?.part;
   }
 

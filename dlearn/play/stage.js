@@ -26,6 +26,8 @@ function fit(stage, width) {
   stage.bottom = Math.max(0, ...stage.spots.map((spot) => spot[1]));
   stage.height = Math.round(stage.bottom + stage.high / 2 + HEAD + 5);
   for (const wire of stage.wires) wire.ends = rims(stage, wire);
+  const lengths = stage.wires.map(({ ends: [[x, y], [toX, toY]] }) => Math.hypot(toX - x, toY - y));
+  stage.packet = Math.min(34, 0.45 * stage.wide, Math.max(11, 0.5 * Math.min(...lengths)));
 }
 
 // Both ends of a wire, at the rims of two boxes; beside the middle if packets go both ways.
@@ -92,21 +94,22 @@ function drawCells(box, held, data, { panel, isReady, color }) {
   });
 }
 
-// What a rank keeps or does, in as many lines as fit.
+// What a rank keeps or does, in as many lines as fit; micro-batches by their numbers, side by side.
 function drawWords(box, words, { wide, high }) {
   const room = { x: 4 - wide / 2, y: 4 - high / 2, width: wide - 8, height: high - 8 };
   const list = document.createElement("ul");
   add(box, "foreignObject", room).append(list);
-  const texts = words.filter(Boolean);
-  const most = Math.floor(high / 18) - 1;
-  if (texts.length > most + 1) texts.splice(most, Infinity, `and ${texts.length - most} more`);
-  for (const text of texts) add(list, "li", { title: text }, text);
+  const [texts, isNumber] = [words.filter(Boolean), (text) => text.startsWith("micro-batch ")];
+  const beside = texts.every(isNumber) ? Math.floor(room.width / 21) : 1; // as in player.css
+  const most = beside * Math.floor(high / 18) - 1;
+  if (texts.length > most + 1) texts.splice(most, Infinity, beside > 1 ? "…" : `and ${texts.length - most} more`);
+  for (const text of texts) add(list, "li", { title: text, class: isNumber(text) ? "number" : "" }, text.replace("micro-batch ", ""));
 }
 
-// A row for each rank, a column for each piece; where each sends to each, for each sender, and no ranks around it.
-function drawGrid(group, held, { lanes, whole, stage }, { color, isMatrix }) {
+// A row for each rank, a column for each piece; where each sends to each, a row for each sender, and no ranks around it.
+function drawGrid(group, held, { lanes, whole, stage }, { color, isMatrix, message }) {
   group.replaceChildren();
-  const columns = 1 + Math.max(0, ...held.flatMap((pieces) => [...pieces.keys()]));
+  const columns = isMatrix ? lanes.length : 1 + Math.max(0, ...held.flatMap((pieces) => [...pieces.keys()]));
   const canvas = document.createElement("canvas");
   const [px, gap] = columns > MOST_GAPS ? [1, 0] : [16, 1];
   [canvas.width, canvas.height] = [columns * px, lanes.length * px];
@@ -116,14 +119,25 @@ function drawGrid(group, held, { lanes, whole, stage }, { color, isMatrix }) {
       const share = pieces.get(at)?.[1] ?? 0;
       ink.globalAlpha = 0.08 + 0.92 * share;
       ink.fillStyle = share === 1 ? whole : color;
-      ink.fillRect(at * px, lane * px, px - gap, px - gap);
+      const [column, row] = isMatrix ? [lane, at] : [at, lane];
+      ink.fillRect(column * px, row * px, px - gap, px - gap);
     }
   });
   const middle = (stage.spots[0][1] + stage.bottom) / 2;
-  let [halfWide, halfHigh] = [0.6 * (stage.width / 2 - 2 * stage.wide), 0.66 * (middle - 2 * stage.high)];
-  if (isMatrix) halfWide = halfHigh = Math.min(stage.width, stage.bottom) / 2 - 10;
-  const place = { x: stage.width / 2 - halfWide, y: middle - halfHigh, width: 2 * halfWide, height: 2 * halfHigh };
-  add(group, "image", { class: "heat", href: canvas.toDataURL(), ...place, preserveAspectRatio: "none" });
+  const width = isMatrix ? stage.matrix : 1.2 * (stage.width / 2 - 2 * stage.wide);
+  const height = isMatrix ? width : 1.32 * (middle - 2 * stage.high);
+  const [x, y] = [(stage.width - width) / 2 + (isMatrix ? HEAD : 0), isMatrix ? HEAD + 14 : middle - height / 2];
+  const high = height / lanes.length;
+  add(group, "image", { class: "heat", href: canvas.toDataURL(), x, y, width, height, preserveAspectRatio: "none" });
+  const every = [1, 4, 16, 64].find((each) => each * high >= 15) ?? 256;
+  for (let lane = 0; lane < lanes.length; lane += every) {
+    add(group, "text", { x: x - 10, y: y + high * (lane + 0.5) + 4 }, lane);
+    if (isMatrix) add(group, "text", { x: x + high * (lane + 0.5), y: y - 5 }, lane);
+  }
+  if (!isMatrix) return;
+  add(group, "text", { class: "name", x: x + width / 2, y: y - HEAD }, "to rank");
+  add(group, "text", { class: "name", transform: `translate(${x - 26} ${y + height / 2}) rotate(-90)` }, "from rank");
+  if (message) add(group, "rect", { class: "frame", x: x + high * message.dst, y: y + high * message.src, width: high, height: high });
 }
 
 function drawStage(parent, { data, id, current, moved, speed }) {
@@ -131,12 +145,15 @@ function drawStage(parent, { data, id, current, moved, speed }) {
   const svg = addStage(parent, stage, id, 0, "Ranks and the wires between them; each step is told in words");
   const now = steps[current];
   const shown = moved.length || !now ? moved : [current];
-  const all = shown.map((number) => ({ ...steps[number], changes: data.changes[number] }));
+  const all = shown.map((number) => ({ ...steps[number], color: data.shade(steps[number].color), changes: data.changes[number] }));
   const sent = all.filter(({ src, dst }) => dst >= 0 && dst !== src);
   const on = now?.hung ? { panel: -1, isReady: false } : panelOnStage(data, current ?? -1);
   const call = calls[panels[on.panel]?.call];
-  on.color = call?.color ?? now?.color;
+  on.color = data.shade(call?.color ?? now?.color);
   on.isMatrix = call?.family === "all_to_all" && lanes.length > MOST_BANDS;
+  if (sent.length === 1) [on.message] = sent;
+  stage.matrix = Math.min(stage.width - 50, 420);
+  if (on.isMatrix) svg.setAttribute("viewBox", `0 0 ${stage.width} ${stage.matrix + 40}`);
   const hasGrid = call && (on.isMatrix || lanes.length > MOST_BOXES || stage.wide < SMALL);
   const after = heldOnStage(data, on, current ?? -1, now);
   const before = heldOnStage(data, on, (shown[0] ?? 0) - 1, now);
@@ -162,10 +179,10 @@ function drawStage(parent, { data, id, current, moved, speed }) {
     return [drawPacket(svg, step, data, isWhole ? [data.whole] : []), ends, step.how === "missing"];
   });
   if (!moved.length || isCalm() || drawn.some(([, , isMissing]) => isMissing)) {
-    drawn.forEach(([packet, ends, isMissing]) => put(packet, ends, isMissing ? 0.12 : 0.5, stage));
+    drawn.forEach(([packet, ends, isMissing]) => put(packet, ends, isMissing ? 0.12 : 0.5));
   } else if (sent.length) {
     move(svg, speed, (part) => {
-      drawn.forEach(([packet, ends]) => put(packet, ends, part, stage));
+      drawn.forEach(([packet, ends]) => put(packet, ends, part));
       if (part && part < 1 && !on.isMatrix) return;
       const came = part < 1 ? sent.slice(0, part * sent.length) : [];
       for (const [, lane, at, ...cell] of came.flatMap(({ changes }) => changes)) before[lane].set(at, cell);
@@ -185,9 +202,9 @@ function addLabel(parent, { spots, wide, high, width, height }, [[x, y], [toX, t
   const middle = (x + toX) / 2 + aside * Math.sign(x + toX - width);
   const above = aside && y + toY > height ? -22 : 16;
   const at = { x: Math.max(half, Math.min(width - half, middle)), y: (y + toY) / 2 - above };
-  const isOn = ([u, v]) => Math.abs(at.x - u) < half + wide / 2 && Math.abs(at.y - 4 - v) < high / 2 + HEAD;
+  const isOn = ([u, v]) => Math.abs(at.x - u) < half + wide / 2 && Math.abs(at.y - 4 - v) < high / 2 + HEAD + 4;
   const isThere = [...parent.querySelectorAll("text")].some(({ textContent }) => textContent === text);
-  if (!isThere && !spots.some(isOn)) add(parent, "text", { class: `label ${step.how}`, ...at }, text);
+  if (at.x && !isThere && !spots.some(isOn)) add(parent, "text", { class: `label ${step.how}`, ...at }, text);
 }
 
 const isCalm = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
@@ -239,23 +256,17 @@ function shortened(name, most) {
 
 // `inner`: the colour of what is whole in it.
 function drawPacket(svg, step, data, inner) {
-  const side = Math.min(34, 0.45 * data.stage.wide, 10 + 3 * Math.log10(1 + (step.bytes ?? 0)));
+  const side = Math.min(data.stage.packet, 10 + 3 * Math.log10(1 + (step.bytes ?? 0)));
   const packet = add(svg, "g", { class: `packet ${step.how}` });
   [step.color, ...inner].forEach((fill, i) => {
     const size = side * (i ? 0.6 : 1);
     add(packet, "rect", { x: -size / 2, y: -size / 2, width: size, height: size, rx: 2, fill });
   });
-  add(packet, "text", { y: -side / 2 - 5 });
   return packet;
 }
 
-function put(packet, [from, to], along, { width }) {
-  const x = from[0] + (to[0] - from[0]) * along;
-  const y = from[1] + (to[1] - from[1]) * along;
-  packet.setAttribute("transform", `translate(${x} ${y})`);
-  const text = packet.querySelector("text"); // It stays inside the picture.
-  const half = 3.2 * text.textContent.length;
-  text.setAttribute("x", Math.max(half - x, Math.min(0, width - half - x)));
+function put(packet, [[x, y], [toX, toY]], along) {
+  packet.setAttribute("transform", `translate(${x + (toX - x) * along} ${y + (toY - y) * along})`);
 }
 
 // Calls `at` for each frame, with the part of the way from 0 to 1.

@@ -2,8 +2,8 @@
 // lanes below show: call by call (strip_calls.js), or, where these are too many, as shares of the time (strip_run.js).
 
 const LANES_PX = 320;
-const LENGTHS_PX = 40; // as in player.css
-const DENSE_PX = 6; // for a call in a lane: with less they are shown as shares
+const LENGTHS_PX = 48; // for the lengths of steps
+const DENSE_PX = 4; // for a call in a lane: with less they are shown as shares
 const ZOOM = 1.35;
 
 function mountStrip(root, facts) {
@@ -17,8 +17,8 @@ function mountStrip(root, facts) {
   const topOf = (lane) => TOP_PX + laneHigh * lane;
   const low = topOf(count);
   const margin = Math.min(92, 14 + 6.2 * Math.max(10, ...data.lanes.map((name) => name.length))); // for the names of lanes
-  const awaitedHigh = data.awaited.length ? Math.max(3, Math.min(10, 80 / count)) : 0;
-  const ruler = low + (awaitedHigh ? 22 : 6) + awaitedHigh * count;
+  const awaitedHigh = data.awaited.length ? Math.max(3, Math.min(12, 96 / count)) : 0;
+  const ruler = low + (awaitedHigh ? 27 : 6) + awaitedHigh * count;
   let window = whole;
   let chosenStep = -1; // only what is in this span counts
   let chosen = -1; // a call
@@ -66,11 +66,11 @@ function mountStrip(root, facts) {
     else drawBars(view, data, lane, box);
   }
 
-  // Of a run of steps their lengths stand below this canvas (strip.html); else it has the lanes themselves.
   function drawOverview() {
     const high = data.isRun ? LENGTHS_PX / count : Math.max(2, Math.min(12, 72 / count));
     const view = drawing(overview, high * count + 2, whole, margin, colors);
-    for (const lane of data.isRun ? [] : data.lanes.keys()) drawLane(view, lane, [lane * high + 1, (lane + 1) * high]);
+    if (data.isRun) drawLengths(view, data, LENGTHS_PX);
+    else for (const lane of data.lanes.keys()) drawLane(view, lane, [lane * high + 1, (lane + 1) * high]);
     if (!data.isRun) drawNever(view, data, (lane) => [lane * high, high]);
     const [left, right] = window.map(view.x);
     for (const [from, to] of [[margin, left], [right, view.width]]) paint(view, colors.paper, [from, 0, to - from, high * count], 0.6);
@@ -84,24 +84,26 @@ function mountStrip(root, facts) {
     columns = data.areShares && data.median * scale < STEP_PX ? columnsOf(data, view) : [];
     dense = columns.length > 0 || isDense(view);
     const gap = laneHigh > FLAT_PX ? 4 : 0.5;
-    data.lanes.forEach((name, lane) => {
+    for (const lane of data.lanes.keys()) {
       const box = [topOf(lane) + (dense ? gap : 1), topOf(lane + 1)];
       const shares = columns.map((column) => stepColumn(data, lane, column, colors.night));
       if (columns.length) drawColumns(view, shares, box);
       else drawLane(view, lane, box);
       if (gap > 1) paint(view, colors.faint, [margin, topOf(lane + 1), width, 1], 0.4);
-      if (gap > 1 || lane % 8 === 0) write(view, name, 0, topOf(lane) + laneHigh / 2 + 4, colors.ink, margin - 8);
-    });
+    }
+    drawNames(view, data, TOP_PX, laneHigh, (lane) => lane % 8 === 0);
     drawNever(view, data, placeOf);
     if (chosen >= 0 && !dense) drawChosen(view, data, callsOf(data.operation[chosen]), placeOf, low);
     let free = margin;
-    for (const [title, from, to] of columns.length ? [] : data.steps) {
+    for (const [title, from, to, , length] of columns.length ? [] : data.steps) {
       if (from < window[0] || from > window[1]) continue;
-      const ends = x(from) + ink.measureText(title).width + 4;
-      const hasRoom = x(from) >= free && x(to) - x(from) >= STEP_PX && ends < width;
-      paint(view, colors.faint, [x(from), hasRoom ? 2 : TOP_PX, 0.5, low - TOP_PX]);
-      if (hasRoom) write(view, title, x(from) + 4, 11, colors.faint);
-      if (hasRoom) free = ends + 8;
+      const endOf = (text) => x(from) + ink.measureText(text).width + 4;
+      const longer = `${title}, ${timeText(length * data.unit_ns)}`;
+      const text = data.isTimed && length >= 0 && endOf(longer) < x(to) ? longer : title;
+      const hasRoom = x(from) >= free && x(to) - x(from) >= STEP_PX && endOf(text) < width;
+      paint(view, colors.faint, [x(from), hasRoom ? 2 : TOP_PX, 0.5, low - (hasRoom ? 2 : TOP_PX)]);
+      if (hasRoom) write(view, text, x(from) + 4, 11, colors.faint);
+      if (hasRoom) free = endOf(text) + 8;
     }
     if (now >= window[0] && now <= window[1]) paint(view, colors.ink, [x(now) - 1, TOP_PX, 3, low - TOP_PX]);
     const shown = columns.length || !awaitedHigh ? columns : columnsOf(data, { window, scale: Infinity });
@@ -249,7 +251,6 @@ function mountStrip(root, facts) {
   find(".copy").addEventListener("click", () => navigator.clipboard?.writeText(find("code").textContent));
   steps.addEventListener("change", () => lookAtStep(Number(steps.value)));
   for (const button of root.querySelectorAll("[data-step]")) button.addEventListener("click", () => lookAtStep(Number(button.dataset.step)));
-  root.style.setProperty("--margin", `${margin}px`);
   document.addEventListener("dlearn-step", ({ detail }) => {
     now = detail.at_us ? ((detail.at_us - data.begin_us) * 1000) / data.unit_ns : -1;
     show();

@@ -34,17 +34,19 @@ function indexed(data) {
   return data;
 }
 
-// The row of each call in its lane: that of its bucket, if it is free; else the first that is.
+// The row of each call in its lane: its bucket's, or the first that is free; `clear`: until when no other lies on it.
 function rowsOf(data) {
   const { first, start } = data;
+  data.clear = start.map((_, i) => endOf(data, i));
   const rows = new Uint8Array(start.length);
   for (const lane of data.lanes.keys()) {
-    const until = new Array(MOST_DEEP).fill(-1);
+    const [until, last] = [-1, -1].map((none) => new Array(MOST_DEEP).fill(none));
     for (let i = first[lane]; i < first[lane + 1]; i += 1) {
       const own = Math.min(kindOf(data, data.operation[i]).bucket, MOST_DEEP - 1);
       const free = until[own] <= start[i] ? own : until.findIndex((end) => end <= start[i]);
       rows[i] = free < 0 ? MOST_DEEP - 1 : free;
-      until[rows[i]] = endOf(data, i);
+      data.clear[last[rows[i]]] = Math.min(data.clear[last[rows[i]]], start[i]);
+      [until[rows[i]], last[rows[i]]] = [endOf(data, i), i];
     }
   }
   return rows;
@@ -110,16 +112,33 @@ function write({ ink, colors }, text, x, y, color, most) {
   ink.fillText(text, x, y, most);
 }
 
+// The names of lanes: all where they have room, else those; before them, and in bold, those that the title names.
+function drawNames(view, data, top, high, isNamed) {
+  const [{ ink, colors, margin }, { font }, written] = [view, view.ink, []];
+  for (const lane of new Set([...data.marked, ...data.lanes.keys()])) {
+    const [isMarked, y] = [data.marked.includes(lane), top + high * (lane + 0.5) + 4];
+    if (!(isMarked || high > FLAT_PX || isNamed(lane)) || written.some((other) => Math.abs(other - y) < FLAT_PX)) continue;
+    written.push(y);
+    ink.font = isMarked ? `bold ${font}` : font;
+    const isAbsent = data.never.some((operation) => kindOf(data, operation).absent.includes(lane));
+    write(view, data.lanes[lane], 0, y, isAbsent ? colors.missing : colors.ink, margin - 8);
+  }
+  ink.font = font;
+}
+
 function drawBars(view, data, lane, [top, bottom]) {
   const { ink, x, window, colors } = view;
   const ground = { first: data.ground_first, start: data.ground_start, latest: data.ground_end };
   const [from, until] = inView(ground, lane, window);
   for (let i = from; i < until; i += 1) {
     const [left, right] = [x(ground.start[i]), x(ground.latest[i])];
-    paint(view, data.grounds[data.ground[i]][1][colors.night][0], [left, top, right - left, bottom - top]);
+    const [[color, on], number] = [data.grounds[data.ground[i]][1][colors.night], data.micro_batch[i]];
+    paint(view, color, [left, top, right - left, bottom - top]);
+    if (number < 0 || bottom - top < 2 * FLAT_PX || right - left < ink.measureText(number).width + 4) continue;
+    ink.fillStyle = on;
+    ink.fillText(number, left + 3, bottom - 5);
   }
   const [begin, end] = inView(data, lane, window);
-  const written = []; // where the last name in each row ends
   for (let i = begin; i < end; i += 1) {
     const { look, mark } = kindOf(data, data.operation[i]);
     const [color, on] = data.colors[look][colors.night];
@@ -129,12 +148,11 @@ function drawBars(view, data, lane, [top, bottom]) {
     const gap = high < FLAT_PX ? 0 : 1;
     if (middle > left) hatch(view, color, [left, y + gap, middle - left, high - 2 * gap]);
     if (!stuck) paint(view, color, [middle, y + gap, Math.max(1, right - middle), high - 2 * gap]);
-    const text = Math.max(stuck ? left : middle, written[data.row[i]] ?? 0) + 4;
-    if (high <= 12 || right - text < ink.measureText(mark).width + 2) continue;
+    const text = 4 + (stuck ? left : middle);
+    if (high <= 12 || x(data.clear[i]) - text < ink.measureText(mark).width + 2) continue;
     if (stuck) write(view, mark, text, y + high / 2 + 4, colors.ink);
     ink.fillStyle = stuck ? colors.ink : on;
     ink.fillText(mark, text, y + high / 2 + 4);
-    written[data.row[i]] = text + ink.measureText(mark).width;
   }
 }
 

@@ -2,6 +2,7 @@
 
 const STEP_PX = 20; // narrower steps are shown as shares
 const COLUMN_PX = 10;
+const LENGTH_PX = 3; // of a column above, which has the lengths only
 
 // The first of 1, 2, 5, 10, 20, ... that is not below it, also of parts of 1.
 function nice(least) {
@@ -10,8 +11,8 @@ function nice(least) {
 }
 
 // Columns that can be seen, of a step or more each; a step that is wide itself begins one.
-function columnsOf(data, { window, scale }) {
-  const wide = COLUMN_PX / scale;
+function columnsOf(data, { window, scale }, px = COLUMN_PX) {
+  const wide = px / scale;
   const starts = [];
   const placeOf = (step) => data.steps[step]?.[1] ?? data.length;
   data.steps.forEach(([, from, to], step) => {
@@ -54,50 +55,75 @@ function callColumns(data, lane, { window, scale, colors }) {
   });
 }
 
-// Shares one on another; in a low lane mixed to one colour, so that many lanes are one picture.
+// Shares one on another; in a low lane side by side.
 function drawColumns(view, columns, [top, bottom]) {
-  const [high, flat] = [bottom - top, bottom - top < FLAT_PX];
+  const [high, isFlat] = [bottom - top, bottom - top < FLAT_PX];
   for (const { from, to, parts } of columns) {
     const [left, right] = [from, to].map((at) => Math.round(view.x(at)));
-    let [y, after] = [bottom, parts.reduce((sum, [, share]) => sum + share, 0)];
+    const wide = Math.max(1, right - left - 1);
+    let sum = 0;
     for (const [color, share, waits] of parts) {
-      y -= share * high;
-      after -= share;
-      if (share * high < 0.2) continue;
-      const box = [left, flat ? top : y, Math.max(1, right - left - 1), flat ? high : share * high];
-      (waits ? hatch : paint)(view, color, box, flat ? share / (1 - after + 1e-9) : 1);
+      sum += share;
+      const box = isFlat ? [left + (sum - share) * wide, top, share * wide, high] : [left, bottom - sum * high, wide, share * high];
+      if (share * (isFlat ? wide : high) >= 0.2) (waits ? hatch : paint)(view, color, box);
     }
   }
 }
 
-// A row for each rank: how long the others waited for it in each column of steps, the stronger, the longer.
+// How long each step took: of steps that share a column the mean, and as its cap the longest.
+function drawLengths(view, data, high) {
+  const { x, colors, margin, width } = view;
+  const most = data.steps.reduce((most, [, , , , length]) => Math.max(most, length), 1);
+  const topOf = (length) => 3 + (high - 3) * (1 - length / most);
+  for (const { step, after, from, to } of columnsOf(data, view, LENGTH_PX)) {
+    const [left, wide] = [x(from), Math.max(1, x(to) - x(from) - 0.5)];
+    const steps = data.steps.slice(step, after);
+    const lengths = steps.map(([, , , , length]) => (length < 0 ? most : length)); // hatched, as it never ended
+    const mean = topOf(lengths.reduce((sum, length) => sum + length) / lengths.length);
+    const isLongest = data.longest.some(([each]) => each >= step && each < after);
+    const [color, strength] = isLongest ? [colors.ink, 1] : [colors.faint, 0.55];
+    (steps.at(-1)[4] < 0 ? hatch : paint)(view, color, [left, mean, wide, high + 1 - mean], strength);
+    paint(view, color, [left, topOf(Math.max(...lengths)), wide, 2]);
+  }
+  const middle = topOf(data.median);
+  for (let left = margin; left < width; left += 4) paint(view, colors.ink, [left, middle, 1, 1]);
+  write(view, timeText(most * data.unit_ns), 0, 10, colors.faint, margin - 6);
+  write(view, timeText(data.median * data.unit_ns), 0, Math.max(22, middle + 4), colors.faint, margin - 6);
+}
+
+// A row for each rank: in each column of steps the stronger, the longer the others waited for it; red: without end.
 function drawAwaited(view, data, columns, low, high) {
-  write(view, "waited for", 0, low + 13, view.colors.faint);
+  const { x, colors } = view;
+  write(view, "waited for", 0, low + 12, colors.faint);
   const sumOf = (lane, { step, after }) => data.awaited.slice(step, after).reduce((sum, lanes) => sum + lanes[lane], 0);
   const rows = data.lanes.map((_, lane) => columns.map((column) => sumOf(lane, column)));
   const most = Math.max(1, ...rows.flat());
-  const color = data.waited_for[view.colors.night][0];
-  rows.forEach((sums, lane) => {
-    const shown = sums.map((sum, i) => ({ ...columns[i], parts: [[color, Math.sqrt(sum / most)]] }));
-    drawColumns(view, shown, [low + 16 + lane * high, low + 15 + (lane + 1) * high]);
+  data.lanes.forEach((_, lane) => {
+    const boxOf = (from, to) => [x(from), low + 21 + lane * high, Math.max(1, x(to) - x(from) - 1), high - 1];
+    columns.forEach(({ from, to }, i) => paint(view, colors.ink, boxOf(from, to), Math.sqrt(rows[lane][i] / most)));
+    const never = data.never.filter((operation) => kindOf(data, operation).absent.includes(lane));
+    for (const operation of never) paint(view, colors.missing, boxOf(data.begins[operation], data.ends[operation]));
   });
+  drawNames(view, data, low + 20, high, (lane) => lane % (data.lanes.length - 1) === 0 || rows[lane].includes(most));
 }
 
 // Ticks at round times. Where they would have more than four digits, they count from a time that stands at the left.
 function drawRuler(view, data, top) {
   const { ink, x, window, width, margin, colors } = view;
   const [from, to] = window.map((at) => at * data.unit_ns);
-  const step = nice(((to - from) * 84) / (width - margin));
+  const step = nice(((to - from) * 60) / (width - margin));
   const base = to / 10 ** Math.floor(Math.log10(step) + 0.001) < 9999 ? 0 : Math.floor(from / (1000 * step)) * 1000 * step;
   const [unit, scale] = unitOf(to - base, TIMES);
   const digits = Math.max(0, Math.ceil(Math.log10(scale / step) - 0.001));
   paint(view, colors.faint, [margin, top, width - margin, 1]);
   ink.textAlign = "center";
-  for (let at = Math.ceil(from / step) * step; at <= to; at += step) {
+  for (let [at, free] = [Math.ceil(from / step) * step, 0]; at <= to; at += step) {
     const text = `${base ? "+" : ""}${((at - base) / scale).toFixed(digits)} ${unit}`;
     const [left, half] = [x(at / data.unit_ns), ink.measureText(text).width / 2];
     ink.fillRect(left, top, 1, 5);
-    if (left + half <= width) ink.fillText(text, left, top + 17);
+    if (left - half < free || left + half > width) continue;
+    ink.fillText(text, left, top + 17);
+    free = left + half + 6;
   }
   ink.textAlign = "left";
   const [baseUnit, baseScale] = unitOf(base, TIMES);

@@ -103,7 +103,7 @@ def kept(spans: Iterable[Span]) -> dict[tuple[int, int], tuple[tuple[Change, ...
         if {(rank, f"F{number}"), (rank, f"B{number}")} <= names:
             forward = span.name[0] == "F"
             held[rank] = held[rank] | {number} if forward else held[rank] - {number}
-            state = f"batch {number}" if forward else ""
+            state = f"micro-batch {number}" if forward else ""
             change = Change(MICRO_BATCHES, rank, number, state, float(forward))
             more = f" Kept for backward passes to come: {len(held[rank])} (inferred)."
             changes[rank, span.number] = (change,), more
