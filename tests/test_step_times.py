@@ -302,3 +302,9 @@ def test_the_picture_of_buckets_has_a_row_for_each_rank_below_each_bucket(job):
     waits = [(round(box.get_x() * 1000), round(box.get_width() * 1000)) for box in parts(ax, "waiting")]
     assert waits == [(41, 80), (141, 80)]
     assert any(text.endswith("bucket 0, 40 B: b") for text in texts(ax))
+
+
+def test_a_rank_that_is_late_to_nearly_every_step_is_named(job):
+    for number in range(6):
+        ddp_step(job, 1000 * number, late=200, backward=number)
+    assert analysis.step_times(job.load()).finding.endswith("; rank 1 came late to 6 of them")

@@ -41,7 +41,6 @@ CHOSEN, HELD = "#dbe9ff", "#b7d3f5"  # The current step of a walk, and what rank
 TO_ITSELF = "#d9d9d9"
 COUNTED = "#9a9a9a"
 BYTE_SHADES = ("#eaf3fa", "#56B4E9", "#0072B2", "#003a5c")
-WAITED_FOR = "#C07000"
 LIGHT = {"ink": INK, "paper": "#fff", "faint": FAINT, "missing": MISSING, "mark": CHOSEN, "fill": HELD}
 DARK = {
     "ink": GRID, "paper": "#161616", "faint": "#a0a0a0", "missing": "#ffa0a0", "mark": "#27406b", "fill": "#2f5487",

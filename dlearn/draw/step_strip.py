@@ -13,7 +13,7 @@ from dlearn.analysis.ddp.step_times import RunStep, RunSteps, step_times
 from dlearn.analysis.telling.explanations import network_sentences
 from dlearn.draw import canvas
 from dlearn.draw.canvas import Box, Style, draw_boxes, legend_of, write
-from dlearn.draw.palette import COUNTED, FAINT, INK, MISSING, TEXT_PT, WAITED_FOR, WAITING_HATCH, plain
+from dlearn.draw.palette import COUNTED, FAINT, INK, MISSING, TEXT_PT, WAITING_HATCH, plain
 from dlearn.shown import count_text, time_text
 from dlearn.trace import Trace
 
@@ -26,7 +26,7 @@ _WORTH_A_DOT = 0.25  # Share of a step that others waited for a rank.
 _SHADES = LinearSegmentedColormap.from_list("waits", ("#f7f7f7", COUNTED, INK))
 _STYLES = {
     "median": Style("median", INK, line="dotted"),
-    "waited for": Style("the others wait for it", WAITED_FOR, marker="o"),
+    "waited for": Style("the others wait for it", INK, marker="o"),
     "never finished": Style("never finished", "white", FAINT, WAITING_HATCH),
     "guilty": Style("the others wait for it without end", MISSING),
 }
@@ -135,7 +135,7 @@ def _draw_cells(ax: Axes, found: RunSteps, columns: Sequence[Column], row: float
         if some:
             draw_boxes(ax, some, **_STYLES[gid].of_bar, zorder=1, gid=gid)
     if dots:
-        (marks,) = ax.plot(*zip(*dots, strict=True), "o", color=WAITED_FOR, markersize=3.5)
+        (marks,) = ax.plot(*zip(*dots, strict=True), "o", color=INK, markersize=3.5)
         marks.set(zorder=3, gid="waited for")
 
 

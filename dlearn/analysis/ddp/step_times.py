@@ -5,6 +5,7 @@ to a number ("step 3", "iteration 7"), or FSDP's from one optimizer's step to th
 odd if it took more than twice the median, or half as much again where all others are nearly equal.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from statistics import median
@@ -27,6 +28,7 @@ ODD, ODD_AMONG_EQUALS, APART = 2.0, 1.5, 8.0
 """An odd step takes more than two medians; or 1.5, if it is eight times as far from the median as
 the next."""
 _FEWEST = 5  # Of fewer steps none is called odd.
+_OFTEN = 0.8  # A rank that comes late to such a share of the steps does not do so by chance.
 _ROWS_SHOWN = 12
 
 
@@ -169,7 +171,16 @@ class RunSteps(Result, frozen=True):
             return f"{capitalized(step.title)} took {time_text(lengths[0])}{why}"
         middle, least, most = map(time_text, (round(median(lengths)), min(lengths), max(lengths)))
         spread = f"{middle} each" if least == most else f"{middle} (median), {least} to {most}"
-        return self.odd_sentence or f"{count_text(len(lengths), 'step')} of {spread}"
+        return self.odd_sentence or f"{count_text(len(lengths), 'step')} of {spread}{self._often_late}"
+
+    @property
+    def _often_late(self) -> str:
+        """Write "; rank 1 came late to 5 of them", of a rank that made nearly all of them longer."""
+        came = Counter(step.late.ranks[:1] for step in self.steps if step.late and self._because(step))
+        for (rank,), count in came.most_common(1):
+            if count >= max(_FEWEST, _OFTEN * len(self.lengths_ns)):
+                return f"; {self.labels[rank]} came late to {count:,} of them"
+        return ""
 
     def _unfinished(self, step: RunStep) -> str:
         stuck = [rank for rank, cell in step.cells.items() if cell.length_ns is None]
