@@ -167,7 +167,7 @@ def test_a_script_is_held_at_a_prompt_that_reads_lines(tmp_path):
     done = dlearn_run(tmp_path, *arguments, input="\n".join(lines))
     err = done.stderr
     assert (sorted(done.stdout.splitlines()), done.returncode) == (["done 0", "done 1"], 0)
-    assert err.startswith("dlearn: this job is held: its calls wait until you let them through; help says how\n")
+    assert err.startswith("dlearn: this job is held: a prompt comes with its first call; help says how\n")
     assert re.search(r"\n[01]     all_reduce         16  train.py:6\n", err)
     assert re.search(r"let through: rank [01]'s all_reduce \(train.py:6\)", err)
     assert re.search(r"[01]     waits at the gate: all_reduce \(train.py:6\)\n", err)
@@ -185,10 +185,10 @@ def test_keys_release_a_held_script_at_a_terminal_which_is_as_it_was_afterwards(
     command = [*COMMAND, "--hold", "--nproc-per-node=2", script(tmp_path, HELD)]
     with subprocess.Popen(command, stdin=theirs, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as job:
         assert "help says how" in job.stderr.readline()
-        os.write(ours, b"01untix\x7fl send\nsf")
+        os.write(ours, b"01untix\x7fl send\n free\n")
         err = job.stderr.read()
     assert (job.returncode, termios.tcgetattr(theirs)) == (0, before)
     for told in ("rank 0's all_reduce", "rank 1's all_reduce"):
         assert f"let through: {told}\n" in err
     assert "waits: rank 0's send to 1 (train.py:7)" in err
-    assert re.search(r"held> s\nlet through: rank [01]'s .*\nheld> f\ndlearn: the gate", err)
+    assert re.search(r"held> step\nlet through: rank [01]'s .*\nheld> free\ndlearn: the gate", err)

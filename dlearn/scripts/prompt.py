@@ -21,8 +21,7 @@ from dlearn.live.paused_job import PATIENCE_SECONDS, PausedJob
 from dlearn.shown import Table
 
 HELP = """\
-keys s, 0 to 9   step; release this rank (on a terminal)
-keys f, q        free; end (on a terminal)
+space, 0 to 9    keys of a terminal: step; release this rank
 waiting          the calls that wait at the gate, and who hangs
 ranks            what each rank does now
 step [N]         let the call through that waits longest; N of them
@@ -32,7 +31,7 @@ until span NAME  let all through up to the first call in this span: until span s
 free             open the gate for good
 end              end the job (SIGTERM)
 """
-KEYS = {"s": "step", "f": "free", "q": "end"} | {str(rank): f"release {rank}" for rank in range(10)}
+KEYS = {" ": "step"} | {str(rank): f"release {rank}" for rank in range(10)}  # No command begins so.
 BACKSPACE, END_OF_INPUT = "\x7f", "\x04"
 LOOK_SECONDS = 0.2
 SHOW_SECONDS = 2.0  # At most, for ranks that compute: a prompt cannot be interrupted.
@@ -59,7 +58,7 @@ def paused_at_a_prompt(folder: Path) -> Iterator[PausedScript]:
     os.close(nothing)
     thread = threading.Thread(target=_serve, args=(job, terminal, over), daemon=True, name="dlearn-prompt")
     before = _read_keys(terminal)
-    _say("dlearn: this job is held: its calls wait until you let them through; help says how")
+    _say("dlearn: this job is held: a prompt comes with its first call; help says how")
     thread.start()
     try:
         yield job
@@ -129,7 +128,7 @@ def _keys(terminal: int, over: threading.Event) -> Iterator[str]:
             continue
         key = os.read(terminal, 1).decode(errors="replace") or END_OF_INPUT
         if key == "\n" or (not line and key in KEYS):
-            _say("" if key == "\n" else key)
+            _say(KEYS.get(key, ""))
             yield KEYS.get(key, line)
             line = ""
         elif key == BACKSPACE:
