@@ -38,7 +38,8 @@ class Files:
 
     def write(self, rank, *lines, end="\n"):
         with self.paths[rank].open("a") as file:
-            file.writelines((line if isinstance(line, str) else json.dumps(line)) + end for line in lines)
+            for line in lines:
+                file.write((line if isinstance(line, str) else json.dumps(line, separators=(",", ":"))) + end)
 
     def now(self):
         """Without the lane and the rate, which depend on the clock."""

@@ -19,9 +19,10 @@ from dlearn.diagnosis.hang_report import report
 from dlearn.diagnosis.meeting_report import meeting_report
 from dlearn.errors import TraceError
 from dlearn.events.event import Collective, RpcCall
+from dlearn.events.job_facts import EXITED, RETURNED
 from dlearn.events.printable import printable
 from dlearn.events.rendezvous import Rendezvous
-from dlearn.live.follower import Call, Follower
+from dlearn.live.follower import WINDOW_BYTES, Call, Follower
 from dlearn.shown import Table, count_text, in_a_notebook, size_text
 from dlearn.trace import Trace
 
@@ -30,10 +31,11 @@ WIDTH = 80
 WAITS_SECONDS = 1.0  # A shorter wait is not worth a word.
 HANGS_SECONDS = 3.0  # After so long inside of a call the trace is read: which ranks hang?
 MOST_BYTES = 50_000_000  # Of a larger trace it is not asked: reading it would take seconds.
-SHARE = 0.005  # Of a core, at most, for asking who hangs.
+SHARE = 0.005  # Of a core, at most, for the rows, and as much for asking who hangs.
 MOST_EVENTS, MOST_LETTERS = 4000, 300_000  # Of a trace that a card plays, and of its player.
 _LONGEST_NAME = 12
 LIVE = {"dlearn": "live"}  # Metadata of an output that depends on how long a cell took.
+_ENDS = {RETURNED: "has returned", EXITED: "has ended", "": "gone"}
 _HANG_STYLE = "color:var(--jp-error-color1,#b40426);margin:2px 0"
 _ROWS_STYLE = "font-family:var(--jp-code-font-family,monospace);white-space:pre"
 
@@ -61,18 +63,21 @@ class LiveRows:
         self._files: dict[Path, Follower] = {}
         self._asked: set[tuple[int, int]] = set()
         self._ask_again = 0.0
+        self.rest_seconds = 0.0  # Before the rows are worth their cost again.
         self.hang = ""  # Who waits for whom once a wait has lasted three seconds; else "".
 
     def rows(self) -> list[Row]:
         """Read on, and return a row for each rank."""
+        began = time.thread_time()
         try:
             for path in self._folder.glob("*.jsonl"):
                 if path not in self._files and (new := Follower.of(path, len(self._files))) is not None:
                     self._files[path] = new
             for follower in self._files.values():
-                follower.catch_up()
+                follower.catch_up(WINDOW_BYTES // len(self._files))
         except OSError:  # The folder has just been tidied away, or is not there yet.
             return []
+        self.rest_seconds = (time.thread_time() - began) / SHARE
         self._ask_who_hangs()
         followers = sorted(self._files.values(), key=lambda follower: follower.rank)
         return [self._row(follower) for follower in followers]
@@ -110,8 +115,8 @@ class LiveRows:
     def _doing(self, rank: Follower, now_ns: int) -> str:
         """Say what a rank does, and since when if that is long."""
         if rank.ended or rank.is_gone:
-            return "has ended" if rank.ended else "gone"
-        call = min(rank.open.values(), key=lambda call: call.start_ns, default=None)
+            return _ENDS.get(rank.ended, f"has raised {rank.ended}")
+        call = min(rank.open, key=lambda call: call.start_ns, default=None)
         since_ns = rank.last_ns if call is None else call.start_ns
         seconds = (now_ns - since_ns) / 1e9
         for_long = f" for {seconds:.1f} s" if since_ns and seconds >= WAITS_SECONDS else ""
@@ -139,7 +144,7 @@ class LiveRows:
         long_ago_ns = time.monotonic_ns() - round(1e9 * HANGS_SECONDS)
         stuck = set()
         for rank in self._files.values():
-            long = [call.number for call in rank.open.values() if call.start_ns < long_ago_ns]
+            long = [call.number for call in rank.open if call.start_ns < long_ago_ns]
             stuck |= {(rank.rank, number) for number in long if not rank.ended}
         if not stuck:
             self._asked, self.hang = stuck, ""
@@ -219,12 +224,12 @@ class LiveDisplay:
         now = time.monotonic()
         if now < self._next:
             return
-        self._next = now + self.AGAIN_SECONDS
         head = f"{head}, {now - self._start:.0f} s"
         if in_a_notebook():
             self._show_output(head, rows)
         elif sys.stderr.isatty():
             self._show_lines([head, *(rows.lines() if rows is not None else [])])
+        self._next = now + max(self.AGAIN_SECONDS, 0.0 if rows is None else rows.rest_seconds)
 
     def step_aside(self) -> None:
         """Clear a terminal's lines before something else is printed: they come back below it."""
