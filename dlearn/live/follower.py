@@ -43,7 +43,7 @@ class Second:
     waited: bool = False
 
 
-class Repeated(NamedTuple):
+class CallPattern(NamedTuple):
     """A call that later lines repeat: the names of their own numbers, and what is the same in all."""
 
     call: Call
@@ -53,7 +53,7 @@ class Repeated(NamedTuple):
     of_reducer: bool = False
 
     @classmethod
-    def of(cls, call: Call) -> Repeated:
+    def of(cls, call: Call) -> CallPattern:
         given = () if call.op == "recv" else getattr(call, "inputs", ()) or getattr(call, "tensors", ())
         of_reducer = isinstance(call, Collective) and (call.launcher, call.op) == ("reducer", "all_reduce")
         names = (*COMMON, *layout(call), *("bucket_index",) * of_reducer)
@@ -78,11 +78,12 @@ class Follower:
     begun_ns: int = 0
     ended: str = ""  # How: a word of `Heartbeat.ended`.
     skipped: bool = False  # Lines not read may be calls in a group that is not in `reached`.
-    _first: dict[int, Repeated] = field(default_factory=dict)
-    _open: dict[int, tuple[Repeated, list[Any]]] = field(default_factory=dict)
+    _first: dict[int, CallPattern] = field(default_factory=dict)
+    _open: dict[int, tuple[CallPattern, list[Any]]] = field(default_factory=dict)
     _of_backward: Counter[int] = field(default_factory=Counter)
     _inside_since_ns: int = 0
     _unread_from_ns: int = 0
+    _looked_ns: int = 0
 
     @classmethod
     def of(cls, path: Path, otherwise: int) -> Follower | None:
@@ -120,8 +121,8 @@ class Follower:
                 self._take(line)
             except (ValueError, LookupError):  # Damage is reported when the trace is read as a whole.
                 continue
-        now = time.monotonic_ns() // _NS
-        for old in [second for second in self.seconds if second < now - LANE_SECONDS]:
+        self._looked_ns = time.monotonic_ns()
+        for old in [second for second in self.seconds if second < self._looked_ns // _NS - LANE_SECONDS]:
             del self.seconds[old]
 
     def _skip(self, lines: bytes) -> None:
@@ -130,7 +131,7 @@ class Follower:
         self._leave(self.last_ns)
         self._open.clear()
         self._of_backward.clear()
-        self._unread_from_ns = self.last_ns
+        self._unread_from_ns = max(self.last_ns, self._looked_ns)  # Until then no line was missed.
         lines, at = b"\n" + lines, -1
         self.spans = {number: span for number, span in self.spans.items() if not _ends(b"%d" % number, lines)}
         while (at := lines.find(b"\n{", at + 1)) >= 0:
@@ -168,12 +169,12 @@ class Follower:
                 self.buckets = fact.count
             case seen.Footer():
                 self.ended = self.ended or EXITED
-            case Heartbeat():
-                self.ended = fact.ended or self.ended
+            case Heartbeat() if fact.ended:
+                self.ended, self.last_ns = fact.ended, max(self.last_ns, fact.at_ns)
             case Collective() | PointToPoint() | RpcCall() | Rendezvous():
-                self._first[fact.number] = Repeated.of(fact)
+                self._first[fact.number] = CallPattern.of(fact)
 
-    def _begin(self, like: Repeated, own: list[Any]) -> None:
+    def _begin(self, like: CallPattern, own: list[Any]) -> None:
         """Note a call like this one but for its own numbers."""
         number, start_ns = own[:2]
         if "end_ns" in like.names:  # It was refused.
@@ -232,7 +233,7 @@ class Follower:
         return False
 
     def lane(self, now_ns: int) -> str:
-        """Return a letter for each of the last whole seconds, and a space for unread ones and before its first call."""
+        """Return a letter for each of the last whole seconds, a space for unread ones and where it did not run."""
         if self._inside_since_ns:  # Share out what has passed of the call that it is in.
             self._add(self._inside_since_ns, now_ns, "inside_ns")
             self._inside_since_ns = now_ns
@@ -242,7 +243,8 @@ class Follower:
     def _letter(self, number: int) -> str:
         second = self.seconds.get(number, Second())
         known_ns = _NS - second.unread_ns
-        if not self.begun_ns or number < self.begun_ns // _NS or known_ns <= 0:
+        is_over = bool(self.ended) and number > self.last_ns // _NS
+        if is_over or not self.begun_ns or number < self.begun_ns // _NS or known_ns <= 0:
             return " "
         share = min(1.0, second.inside_ns / known_ns)
         return WAITED if second.waited else BARS[round(share * (len(BARS) - 1))]

@@ -43,8 +43,8 @@ def snippet(name: str, title: str, stage: State) -> str:
     return frame("paused", name or name_for(title, data), title, data, words=stage["words"])
 
 
-def stage_of(gate: GateServer, doing: Mapping[Name, str], hung: Iterable[Hang]) -> State:
-    """Return what a page shows: what ranks do, calls at the gate, who waits without end."""
+def stage_of(gate: GateServer, doing: Mapping[Name, str], hung: Iterable[Hang], inside: Iterable[int] = ()) -> State:
+    """Return what a page shows: what ranks do, calls at the gate, which are inside torch, who waits without end."""
     from dlearn.play.packing import MIDDLE, circle, hue
 
     names, calls = gate.names, [*gate.calls]
@@ -79,6 +79,7 @@ def stage_of(gate: GateServer, doing: Mapping[Name, str], hung: Iterable[Hang]) 
         "now": [*map(printable, now)],
         "position": position(gate, now),
         "hung": wires,
+        "inside": sorted({*inside}.difference(number[call.rank] for call in calls)),
         "guilty": sorted(guilty.difference(number[call.rank] for call in calls)),
         "ops": sorted(map(printable, ops)),
         "words": [*map(str, calls), *words],

@@ -22,8 +22,8 @@ from dlearn.events.event import Collective, RpcCall
 from dlearn.events.job_facts import EXITED, RETURNED
 from dlearn.events.printable import printable
 from dlearn.events.rendezvous import Rendezvous
-from dlearn.live.follower import WINDOW_BYTES, Call, Follower
-from dlearn.shown import Table, count_text, in_a_notebook, size_text
+from dlearn.live.follower import BARS, WAITED, WINDOW_BYTES, Call, Follower
+from dlearn.shown import count_text, in_a_notebook, size_text
 from dlearn.trace import Trace
 
 MOST_ROWS = 8
@@ -36,8 +36,11 @@ MOST_EVENTS, MOST_LETTERS = 4000, 300_000  # Of a trace that a card plays, and o
 _LONGEST_NAME = 12
 LIVE = {"dlearn": "live"}  # Metadata of an output that depends on how long a cell took.
 _ENDS = {RETURNED: "has returned", EXITED: "has ended", "": "gone"}
-_HANG_STYLE = "color:var(--jp-error-color1,#b40426);margin:2px 0"
-_ROWS_STYLE = "font-family:var(--jp-code-font-family,monospace);white-space:pre"
+_HANG_STYLE = "color:var(--jp-error-color1,#b40426);font-weight:600;margin:4px 0"
+_ROW_STYLE = "display:flex;flex-wrap:wrap;align-items:center;gap:0 12px;margin:3px 0;line-height:1.3"
+_SECOND_STYLE = "display:inline-block;width:7px;height:16px;margin-right:1px;vertical-align:middle;background:"
+_HATCHES = "repeating-linear-gradient(135deg,#888 0 1.2px,transparent 1.2px 4px)"
+_LANE = "Its last 10 seconds: grey inside of calls, green outside, hatched waiting for a late rank"
 
 
 @dataclass(frozen=True)
@@ -48,11 +51,27 @@ class Row:
     lane: str
     bytes_per_second: float | None
     now: str
+    guilty: bool  # Others wait for it without end.
 
     @property
     def rate(self) -> str:
         """Return "1.51 MB/s"; "" before the first call."""
         return "" if self.bytes_per_second is None else f"{size_text(round(self.bytes_per_second))}/s"
+
+    def html(self, letters: int) -> str:
+        """Return it as a row of a page, the name so many `letters` wide; on a narrow page `now` is a second line."""
+        from dlearn.draw.palette import FORWARD
+
+        looks = {" ": "none", WAITED: _HATCHES}
+        for eighths, letter in enumerate(BARS):
+            looks[letter] = f"linear-gradient(0deg,#888 {12.5 * eighths}%,{FORWARD} 0)"
+        lane = "".join(f'<i style="{_SECOND_STYLE}{looks[letter]}"></i>' for letter in self.lane)
+        red = _HANG_STYLE * self.guilty
+        cells = f'<b role="rowheader" style="min-width:{letters}ch;{red}">{html.escape(self.name)}</b>'
+        cells += f'<span role="cell" title="{_LANE}">{lane}</span>'
+        cells += f'<span role="cell" style="width:10ch;text-align:right">{self.rate}</span>'
+        cells += f'<span role="cell" style="flex:1 1 36ch">{html.escape(self.now)}</span>'
+        return f'<div role="row" style="{_ROW_STYLE}">{cells}</div>'
 
 
 class LiveRows:
@@ -62,6 +81,7 @@ class LiveRows:
         self._folder, self._names = folder, names
         self._files: dict[Path, Follower] = {}
         self._asked: set[tuple[int, int]] = set()
+        self._guilty: set[int] = set()
         self._ask_again = 0.0
         self.rest_seconds = 0.0  # Before the rows are worth their cost again.
         self.hang = ""  # Who waits for whom once a wait has lasted three seconds; else "".
@@ -82,9 +102,11 @@ class LiveRows:
         followers = sorted(self._files.values(), key=lambda follower: follower.rank)
         return [self._row(follower) for follower in followers]
 
-    def lines(self, width: int | None = WIDTH) -> list[str]:
+    def lines(self, width: int | None = WIDTH, rows: list[Row] | None = None) -> list[str]:
         """Return the first rows as text, at most `width` columns, and the sentence of a hang."""
-        rows = self.rows()
+        rows = self.rows() if rows is None else rows
+        if len(rows) > MOST_ROWS:
+            rows = sorted(rows, key=lambda row: not row.guilty)
         widest = min(max((len(row.name) for row in rows[:MOST_ROWS]), default=0), _LONGEST_NAME)
         lines = []
         for row in rows[:MOST_ROWS]:
@@ -96,10 +118,14 @@ class LiveRows:
             lines += textwrap.wrap(printable(sentence), width or WIDTH)
         return lines
 
-    def table(self) -> Table:
-        """Return all rows, for a page."""
-        head = ("rank", "last 10 s", "payload", "now")
-        return Table([head, *((row.name, row.lane, row.rate, row.now) for row in self.rows())], names=2, numbers=1)
+    def html(self, rows: list[Row]) -> str:
+        """Return all rows, for a page, and the sentence of a hang; the name of a rank that is waited for is red."""
+        letters = max((len(row.name) for row in rows), default=0)
+        shown = "".join(row.html(letters) for row in rows)
+        shown = f'<div role="table" aria-label="What each rank does">{shown}</div>' * bool(rows)
+        for sentence in self.hang.splitlines():
+            shown += f'<p role="status" style="{_HANG_STYLE}">{html.escape(sentence)}</p>'
+        return shown
 
     def _name(self, rank: int) -> str:
         return self._names[rank] if rank < len(self._names) else f"rank {rank}"
@@ -110,7 +136,8 @@ class LiveRows:
         for span in [*rank.spans.values()][-1:]:
             now = f"{span.name}: {now}"
         lane = rank.lane(now_ns)
-        return Row(self._name(rank.rank), lane, rank.bytes_per_second(now_ns), printable(now))
+        guilty = rank.rank in self._guilty
+        return Row(self._name(rank.rank), lane, rank.bytes_per_second(now_ns), printable(now), guilty)
 
     def _doing(self, rank: Follower, now_ns: int) -> str:
         """Say what a rank does, and since when if that is long."""
@@ -147,8 +174,10 @@ class LiveRows:
             long = [call.number for call in rank.open if call.start_ns < long_ago_ns]
             stuck |= {(rank.rank, number) for number in long if not rank.ended}
         if not stuck:
-            self._asked, self.hang = stuck, ""
-        elif stuck != self._asked and now >= self._ask_again:
+            self._asked, self._guilty, self.hang = stuck, set(), ""
+        stuck |= {(rank.rank, -1) for rank in self._files.values() if rank.ended and stuck}
+        new = stuck - self._asked
+        if stuck != self._asked and (now >= self._ask_again or any(number < 0 for _, number in new)):
             began = time.thread_time()
             self._asked, self.hang = stuck, self._report()
             self._ask_again = now + (time.thread_time() - began) / SHARE
@@ -162,6 +191,7 @@ class LiveRows:
         except TraceError:  # A line is half written, or the first is: the rows say what is known.
             return ""
         stuck = [hang for hang in hangs(trace) if waits_for_a_call(hang)]
+        self._guilty = {rank for hang in stuck for rank in hang.operation.missing}
         known = last_seen(trace)
         unseen = [rank for rank in self._files.values() if rank.rank not in known]
         doing = {rank.rank: "computes" for rank in unseen if not rank.open}
@@ -236,20 +266,18 @@ class LiveDisplay:
         if self._lines:
             self._show_lines([])
 
-    def end_with(self, sentence: str) -> None:
-        """Replace the rows, where there were any, by a sentence: the run has ended."""
+    def end_with(self, sentence: str, card: str = "") -> None:
+        """Replace the rows, where there were any, by a sentence or the run's card: the run has ended."""
         if self._output is not None:
-            self._replace({"text/html": f"<p>{html.escape(sentence)}</p>", "text/plain": sentence})
+            self._replace({"text/html": card or f"<p>{html.escape(sentence)}</p>", "text/plain": sentence})
+            self._output = None
 
     def _show_output(self, head: str, rows: LiveRows | None) -> None:
         lines, shown = [head], f"<p><strong>{html.escape(head)}</strong></p>"
         if rows is not None:
-            table, hang = rows.table(), rows.hang.splitlines()
-            lines += [*table.lines(), *hang]
-            if len(table.rows) > 1:
-                shown += f'<div style="{_ROWS_STYLE}">{table.html()}</div>'
-            for sentence in hang:
-                shown += f'<p role="status" style="{_HANG_STYLE}">{html.escape(sentence)}</p>'
+            seen = rows.rows()
+            lines += rows.lines(rows=seen)
+            shown += rows.html(seen)
         self._replace({"text/html": shown, "text/plain": "\n".join(lines)})
 
     def _replace(self, data: dict[str, str]) -> None:
