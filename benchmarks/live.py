@@ -10,7 +10,6 @@ import contextlib
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from pathlib import Path
@@ -20,8 +19,6 @@ import torch.distributed as dist
 from measuring import options, seconds_of
 
 from dlearn import Cluster
-from dlearn.analysis import reconcile
-from dlearn.cluster.run import Run
 from dlearn.live.live_rows import LiveRows
 
 
@@ -42,50 +39,19 @@ def call_for(seconds: float) -> int:
     return count
 
 
-Watch = Callable[[Path], object]
-"""Called with the folder of a running job's trace."""
-
-
-@contextlib.contextmanager
-def watched(job: Callable[[int], object], number: int, watch: Watch, *, pause: float) -> Iterator[Run]:
-    """Run a job on two ranks, and `watch` its trace again and again; its files stay for the block."""
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        with ThreadPoolExecutor(1) as pool:
-            run = pool.submit(Cluster(2).run, job, number)
-            while not run.done():
-                time.sleep(pause)
-                trace = next(Path(".dlearn", "runs").glob("*/trace"), None)
-                if trace is not None:
-                    watch(trace)
-        yield run.result()
-
-
 def share_of_rows(seconds: int = 8) -> tuple[float, float]:
     """Return the share of a core that the rows take, its median, and a rank's calls in a second."""
-    shares: list[float] = []
-    rows_of = cache(LiveRows)
-
-    def make_rows(trace: Path) -> None:
-        rows = rows_of(trace)
-        began = time.thread_time()
-        made = rows.rows()
-        if made and all(row.rate for row in made):  # All have begun to call.
-            shares.append(time.thread_time() - began)
-
-    with watched(call_for, seconds, make_rows, pause=1) as run:
-        return statistics.median(shares), run.results[0] / seconds
-
-
-def wire_bytes(watch: Watch) -> int | None:
-    """Return what the kernel counted on all connections of two ranks that make 200 all-reduces."""
-    with watched(call_times, 200, watch, pause=0.05) as run:
-        return reconcile(run.trace).whole.measured_bytes
-
-
-def call_times(count: int) -> None:
-    tensor = torch.ones(1000)
-    for _ in range(count):
-        dist.all_reduce(tensor)
+    shares, rows_of = list[float](), cache(LiveRows)
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), ThreadPoolExecutor(1) as pool:
+        run = pool.submit(Cluster(2).run, call_for, seconds)
+        while not run.done():
+            time.sleep(1)
+            for trace in Path(".dlearn", "runs").glob("*/trace"):
+                rows, began = rows_of(trace), time.thread_time()
+                made = rows.rows()
+                if made and all(row.rate for row in made):  # All have begun to call.
+                    shares.append(time.thread_time() - began)
+        return statistics.median(shares), run.result().results[0] / seconds
 
 
 def main() -> None:
@@ -96,9 +62,6 @@ def main() -> None:
     print(f"no gate: {off:.0f} us a call; open: {freed:.0f} us; closed, and a condition lets it pass: {asked:.0f} us")
     share, rate = share_of_rows()
     print(f"rows: {share:.2%} of a core, beside {rate:,.0f} all-reduces a second on each of 2 ranks")
-    alone = wire_bytes(lambda trace: None)
-    watched = wire_bytes(lambda trace: LiveRows(trace).lines())
-    print(f"on the wire, by the kernel: {alone:,} B unwatched, {watched:,} B watched all the time")
 
 
 if __name__ == "__main__":

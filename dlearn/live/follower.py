@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -28,6 +28,7 @@ BARS = "·▁▂▃▄▅▆▇█"  # The share of a second that a rank was ins
 WAITED = "░"  # A second in which a rank was seen waiting for a late one.
 _NS = 1_000_000_000
 Call = Collective | PointToPoint | RpcCall | Rendezvous
+Pattern = tuple[Call, tuple[str, ...], int]  # Names of the numbers in lines that repeat it; what it gave.
 decode = msgspec.json.Decoder(AnyLine).decode
 _SPAN = b'\n{"kind":"span","number":'
 _numbers = msgspec.json.Decoder(list[int]).decode
@@ -41,24 +42,6 @@ class Second:
     unread_ns: int = 0
     given_bytes: int = 0
     waited: bool = False
-
-
-class CallPattern(NamedTuple):
-    """A call that later lines repeat: the names of their own numbers, and what is the same in all."""
-
-    call: Call
-    names: tuple[str, ...]
-    given_bytes: int
-    group: str = ""
-    of_reducer: bool = False
-
-    @classmethod
-    def of(cls, call: Call) -> CallPattern:
-        given = () if call.op == "recv" else getattr(call, "inputs", ()) or getattr(call, "tensors", ())
-        of_reducer = isinstance(call, Collective) and (call.launcher, call.op) == ("reducer", "all_reduce")
-        names = (*COMMON, *layout(call), *("bucket_index",) * of_reducer)
-        group = call.group if isinstance(call, Collective) else ""
-        return cls(call, names, sum(tensor.payload_bytes for tensor in given), group, of_reducer)
 
 
 @dataclass
@@ -78,8 +61,8 @@ class Follower:
     begun_ns: int = 0
     ended: str = ""  # How: a word of `Heartbeat.ended`.
     skipped: bool = False  # Lines not read may be calls in a group that is not in `reached`.
-    _first: dict[int, CallPattern] = field(default_factory=dict)
-    _open: dict[int, tuple[CallPattern, list[Any]]] = field(default_factory=dict)
+    _first: dict[int, Pattern] = field(default_factory=dict)
+    _open: dict[int, tuple[Call, tuple[str, ...], list[Any]]] = field(default_factory=dict)
     _of_backward: Counter[int] = field(default_factory=Counter)
     _inside_since_ns: int = 0
     _unread_from_ns: int = 0
@@ -101,7 +84,7 @@ class Follower:
     def open(self) -> list[Call]:
         """Return the calls that have begun and not ended."""
         calls = []
-        for (call, names, *_), own in self._open.values():
+        for call, names, own in self._open.values():
             fields = {name: value for name, value in zip(names, own, strict=True) if "." not in name}
             calls.append(msgspec.structs.replace(call, **fields))
         return calls
@@ -133,10 +116,11 @@ class Follower:
         self._of_backward.clear()
         self._unread_from_ns = max(self.last_ns, self._looked_ns)  # Until then no line was missed.
         lines, at = b"\n" + lines, -1
-        self.spans = {number: span for number, span in self.spans.items() if not _ends(b"%d" % number, lines)}
+        self.spans = {number: span for number, span in self.spans.items() if b"\n[%d," % number not in lines}
         while (at := lines.find(b"\n{", at + 1)) >= 0:
             begin = at + len(_SPAN)
-            if lines.startswith(_SPAN, at) and _ends(lines[begin : lines.find(b",", begin)], lines, at):
+            end = b"\n[" + lines[begin : lines.find(b",", begin) + 1]  # No other short line begins so.
+            if lines.startswith(_SPAN, at) and lines.find(end, at) >= 0:
                 continue
             with suppress(ValueError):
                 fact = decode(lines[at + 1 : lines.find(b"\n", at + 1)])
@@ -150,7 +134,7 @@ class Follower:
             if isinstance(fact, seen.End):
                 self._end(fact.event, fact.at_ns or 0)
             elif isinstance(fact, Call):
-                self._begin(like := self._first[fact.number], [getattr(fact, name, 0) for name in like.names])
+                self._begin(like := self._first[fact.number], [getattr(fact, name, 0) for name in like[1]])
             return
         first, *own = _numbers(line)
         if len(own) == 2:
@@ -172,27 +156,29 @@ class Follower:
             case Heartbeat() if fact.ended:
                 self.ended, self.last_ns = fact.ended, max(self.last_ns, fact.at_ns)
             case Collective() | PointToPoint() | RpcCall() | Rendezvous():
-                self._first[fact.number] = CallPattern.of(fact)
+                given = () if fact.op == "recv" else getattr(fact, "inputs", ()) or getattr(fact, "tensors", ())
+                given_bytes = sum(tensor.payload_bytes for tensor in given)
+                self._first[fact.number] = fact, (*COMMON, *layout(fact)), given_bytes
 
-    def _begin(self, like: CallPattern, own: list[Any]) -> None:
+    def _begin(self, like: Pattern, own: list[Any]) -> None:
         """Note a call like this one but for its own numbers."""
-        number, start_ns = own[:2]
-        if "end_ns" in like.names:  # It was refused.
+        (call, names, given_bytes), (number, start_ns, *_) = like, own
+        if "end_ns" in names:  # It was refused.
             return
         if not self._unread_from_ns:  # Else it belongs to what was not read.
-            self.seconds[start_ns // _NS].given_bytes += like.given_bytes
+            self.seconds[start_ns // _NS].given_bytes += given_bytes
         self._come_to(start_ns)
-        if like.group:
-            self.reached[like.group] = max(self.reached.get(like.group, 0), own[3])
-        if like.of_reducer:
-            # DDP launches its buckets in their order; what follows them is none.
-            backward = own[4] if "backward" in like.names else 0
-            bucket = self._of_backward[backward]
-            self._of_backward[backward] += 1
-            own[like.names.index("bucket_index") :] = [bucket if bucket < self.buckets else None]
+        if isinstance(call, Collective):
+            self.reached[call.group] = max(self.reached.get(call.group, 0), own[3])
+            if call.launcher == "reducer" and call.op == "all_reduce":
+                # DDP launches its buckets in their order; what follows them is none.
+                backward = own[4] if len(own) > 4 else 0
+                bucket = self._of_backward[backward]
+                self._of_backward[backward] += 1
+                call = msgspec.structs.replace(call, bucket_index=bucket if bucket < self.buckets else None)
         if not self._open:
             self._inside_since_ns = start_ns
-        self._open[number] = like, own
+        self._open[number] = call, names, own
         self.begun_ns = self.begun_ns or start_ns
 
     def _end(self, number: int, at_ns: int) -> None:
@@ -263,8 +249,3 @@ class Follower:
         """Count all seconds since then as waiting: the ranks that it waits for have not come yet."""
         for second in range(max(start_ns // _NS + 1, now_ns // _NS - LANE_SECONDS), now_ns // _NS + 1):
             self.seconds[second].waited = True
-
-
-def _ends(number: bytes, lines: bytes, begin: int = 0) -> bool:
-    """Return whether this span ends in these lines: no short line repeats one."""
-    return lines.find(b"\n[" + number + b",", begin) >= 0

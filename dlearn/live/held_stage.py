@@ -9,7 +9,7 @@ from typing import Any
 from dlearn.diagnosis.hang_detection import Hang
 from dlearn.events.printable import printable
 from dlearn.live.gate_server import GateServer, Name, rank_text
-from dlearn.shown import RankNames, Shown, count_text, waits
+from dlearn.shown import Shown, count_text, waits
 
 MESSAGES = ("send", "recv")  # torch numbers them apart from the collectives.
 State = dict[str, Any]
@@ -86,19 +86,10 @@ def stage_of(gate: GateServer, doing: Mapping[Name, str], hung: Iterable[Hang], 
     }
 
 
-_OF_MANY = {"computes": "compute", "has": "have", "is": "are", "waits": "wait", "serves": "serve"}
-
-
 def position(gate: GateServer, now: Sequence[str]) -> str:
     """Say how many calls were let through, and how many wait; if none does, what the ranks do."""
     through = f"{len(gate.passed):,} let through"
     if count := len(gate.calls):
         return f"{through}, {count_text(count, 'call')} {waits(count)} at the gate"
-    ranks: dict[str, list[int]] = {}
-    for rank, what in enumerate(now):
-        verb, space, rest = what.partition(" ")
-        verb = _OF_MANY.get(verb, verb) if now.count(what) > 1 else verb
-        ranks.setdefault(verb + space + rest, []).append(rank)
-    labels = RankNames({rank: rank_text(name) for rank, name in enumerate(gate.names)})
-    words = [f"{labels.together(some)} {what}" for what, some in ranks.items()]
-    return f"{through}, no call waits: {printable('; '.join(words)) or 'no rank has come yet'}"
+    words = "; ".join(f"{count_text(count, 'rank')}: {what}" for what, count in Counter(now).items())
+    return f"{through}, no call waits; {printable(words) or 'no rank has come yet'}"

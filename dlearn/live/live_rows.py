@@ -40,7 +40,6 @@ _HANG_STYLE = "color:var(--jp-error-color1,#b40426);font-weight:600;margin:4px 0
 _ROW_STYLE = "display:flex;flex-wrap:wrap;align-items:center;gap:0 12px;margin:3px 0;line-height:1.3"
 _SECOND_STYLE = "display:inline-block;width:7px;height:16px;margin-right:1px;vertical-align:middle;background:"
 _HATCHES = "repeating-linear-gradient(135deg,#888 0 1.2px,transparent 1.2px 4px)"
-_LANE = "Its last 10 seconds: grey inside of calls, green outside, hatched waiting for a late rank"
 
 
 @dataclass(frozen=True)
@@ -66,9 +65,9 @@ class Row:
         for eighths, letter in enumerate(BARS):
             looks[letter] = f"linear-gradient(0deg,#888 {12.5 * eighths}%,{FORWARD} 0)"
         lane = "".join(f'<i style="{_SECOND_STYLE}{looks[letter]}"></i>' for letter in self.lane)
-        red = _HANG_STYLE * self.guilty
-        cells = f'<b role="rowheader" style="min-width:{letters}ch;{red}">{html.escape(self.name)}</b>'
-        cells += f'<span role="cell" title="{_LANE}">{lane}</span>'
+        name_style = f"min-width:{letters}ch;{_HANG_STYLE * self.guilty}"
+        cells = f'<b role="rowheader" style="{name_style}">{html.escape(self.name)}</b>'
+        cells += f'<span role="cell" title="10 s: grey in calls, hatched: waits for a late rank">{lane}</span>'
         cells += f'<span role="cell" style="width:10ch;text-align:right">{self.rate}</span>'
         cells += f'<span role="cell" style="flex:1 1 36ch">{html.escape(self.now)}</span>'
         return f'<div role="row" style="{_ROW_STYLE}">{cells}</div>'
