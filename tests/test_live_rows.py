@@ -70,7 +70,8 @@ def test_a_row_says_step_call_line_and_for_whom_a_rank_waits(tmp_path):
     files.write(2, f"[2,3,{time.monotonic_ns()},1,12]")
     assert "waits" not in "".join(files.now())
     files.write(0, {"kind": "footer", "at_ns": 9, "lines": 9})
-    assert files.now()[0] == "rank 0  step 3: has ended"
+    files.write(1, {"kind": "place", "at_ns": 9, "ended": "returned"})
+    assert files.now()[:2] == ["rank 0  step 3: has ended", "rank 1  step 3: has returned"]
 
 
 @pytest.mark.usefixtures("still")

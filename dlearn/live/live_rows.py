@@ -36,7 +36,7 @@ MOST_EVENTS, MOST_LETTERS = 4000, 300_000  # Of a trace that a card plays, and o
 _LONGEST_NAME = 12
 LIVE = {"dlearn": "live"}  # Metadata of an output that depends on how long a cell took.
 _ENDS = {RETURNED: "has returned", EXITED: "has ended", "": "gone"}
-_HANG_STYLE = "color:var(--jp-error-color1,#b40426);font-weight:600;margin:4px 0"
+_RED = "color:var(--jp-error-color1,#b40426);font-weight:600"
 _ROW_STYLE = "display:flex;flex-wrap:wrap;align-items:center;gap:0 12px;margin:3px 0;line-height:1.3"
 _SECOND_STYLE = "display:inline-block;width:7px;height:16px;margin-right:1px;vertical-align:middle;background:"
 _HATCHES = "repeating-linear-gradient(135deg,#888 0 1.2px,transparent 1.2px 4px)"
@@ -65,7 +65,7 @@ class Row:
         for eighths, letter in enumerate(BARS):
             looks[letter] = f"linear-gradient(0deg,#888 {12.5 * eighths}%,{FORWARD} 0)"
         lane = "".join(f'<i style="{_SECOND_STYLE}{looks[letter]}"></i>' for letter in self.lane)
-        name_style = f"min-width:{letters}ch;{_HANG_STYLE * self.guilty}"
+        name_style = f"min-width:{letters}ch;{_RED * self.guilty}"
         cells = f'<b role="rowheader" style="{name_style}">{html.escape(self.name)}</b>'
         cells += f'<span role="cell" title="10 s: grey in calls, hatched: waits for a late rank">{lane}</span>'
         cells += f'<span role="cell" style="width:10ch;text-align:right">{self.rate}</span>'
@@ -123,7 +123,7 @@ class LiveRows:
         shown = "".join(row.html(letters) for row in rows)
         shown = f'<div role="table" aria-label="What each rank does">{shown}</div>' * bool(rows)
         for sentence in self.hang.splitlines():
-            shown += f'<p role="status" style="{_HANG_STYLE}">{html.escape(sentence)}</p>'
+            shown += f'<p role="status" style="{_RED};margin:4px 0">{html.escape(sentence)}</p>'
         return shown
 
     def _name(self, rank: int) -> str:

@@ -20,7 +20,8 @@ function drawGate(parent, state, id, isHeld) {
   if (toAll) add(svg, "circle", { class: "box", cx: toAll.ends[1][0], cy: toAll.ends[1][1], r: 7 });
   state.lanes.forEach((name, lane) => {
     const never = state.guilty.filter((rank) => !state.inside.includes(rank));
-    const box = drawBox(svg, name, lane, { stage, now: { hung: [state.inside, never] }, sent: [] });
+    const hung = stage.wide >= LEAST_WIDE ? [state.inside, never] : [[], []];
+    const box = drawBox(svg, name, lane, { stage, now: { hung }, sent: [] });
     box.parentNode.classList.toggle("absent", state.guilty.includes(lane));
     const calls = state.waiting.filter(({ rank }) => rank === lane);
     const more = calls.length > 1 ? ` and ${calls.length - 1} more` : "";
