@@ -39,7 +39,8 @@ class Files:
     def write(self, rank, *lines, end="\n"):
         with self.paths[rank].open("a") as file:
             for line in lines:
-                file.write((line if isinstance(line, str) else json.dumps(line, separators=(",", ":"))) + end)
+                text = line if isinstance(line, str) else json.dumps(line, separators=(",", ":"))
+                file.write(text + end)
 
     def now(self):
         """Without the lane and the rate, which depend on the clock."""

@@ -175,8 +175,8 @@ class Cluster:
             run.error = rank_error(self.names, outcomes, run, timeout)
             if run.error is not None and self.network is not None and self.network.trouble():
                 run.error.what += f"\n{self.network.trouble()}"
-            fails = run.error is not None and check  # Then the cell does not show the run.
-            display.end_with(str(next(iter(run.paragraphs()))), run._repr_html_() if fails else "")
+            card = run._repr_html_() if run.error is not None and check else ""
+            display.end_with(str(next(iter(run.paragraphs()))), card)
             if run.error is not None and check:
                 raise run.error
         return run

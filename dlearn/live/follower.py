@@ -22,13 +22,13 @@ from dlearn.events.job_facts import EXITED, AnyLine, Heartbeat
 from dlearn.events.rendezvous import Rendezvous
 from dlearn.events.short_lines import COMMON, layout
 
-WINDOW_BYTES = 16_000  # Of all that a job has written since the last look, so much is read line by line.
+WINDOW_BYTES = 16_000  # Of what all ranks have written, so much is read line by line.
 LANE_SECONDS = 10
 BARS = "·▁▂▃▄▅▆▇█"  # The share of a second that a rank was inside of calls: from none to all of it.
 WAITED = "░"  # A second in which a rank was seen waiting for a late one.
 _NS = 1_000_000_000
 Call = Collective | PointToPoint | RpcCall | Rendezvous
-Pattern = tuple[Call, tuple[str, ...], int]  # Names of the numbers in lines that repeat it; what it gave.
+Pattern = tuple[Call, tuple[str, ...], int]  # Names of repeated lines' numbers; what it gave.
 decode = msgspec.json.Decoder(AnyLine).decode
 _SPAN = b'\n{"kind":"span","number":'
 _numbers = msgspec.json.Decoder(list[int]).decode
@@ -85,7 +85,8 @@ class Follower:
         """Return the calls that have begun and not ended."""
         calls = []
         for call, names, own in self._open.values():
-            fields = {name: value for name, value in zip(names, own, strict=True) if "." not in name}
+            numbers = zip(names, own, strict=True)
+            fields = {name: number for name, number in numbers if "." not in name}
             calls.append(msgspec.structs.replace(call, **fields))
         return calls
 
@@ -102,11 +103,11 @@ class Follower:
         for line in new[cut:].splitlines():
             try:  # A `suppress` for each line takes as long as the line.
                 self._take(line)
-            except (ValueError, LookupError):  # Damage is reported when the trace is read as a whole.
+            except (ValueError, LookupError):  # Damage is reported when the trace is loaded.
                 continue
         self._looked_ns = time.monotonic_ns()
-        for old in [second for second in self.seconds if second < self._looked_ns // _NS - LANE_SECONDS]:
-            del self.seconds[old]
+        while self.seconds and (first := min(self.seconds)) < self._looked_ns // _NS - LANE_SECONDS:
+            del self.seconds[first]
 
     def _skip(self, lines: bytes) -> None:
         """Read only the facts of these lines; how long the calls took follows from the first line behind them."""
@@ -116,10 +117,11 @@ class Follower:
         self._of_backward.clear()
         self._unread_from_ns = max(self.last_ns, self._looked_ns)  # Until then no line was missed.
         lines, at = b"\n" + lines, -1
-        self.spans = {number: span for number, span in self.spans.items() if b"\n[%d," % number not in lines}
+        for number in [number for number in self.spans if b"\n[%d," % number in lines]:
+            del self.spans[number]
         while (at := lines.find(b"\n{", at + 1)) >= 0:
             begin = at + len(_SPAN)
-            end = b"\n[" + lines[begin : lines.find(b",", begin) + 1]  # No other short line begins so.
+            end = b"\n[" + lines[begin : lines.find(b",", begin) + 1]
             if lines.startswith(_SPAN, at) and lines.find(end, at) >= 0:
                 continue
             with suppress(ValueError):
@@ -134,7 +136,8 @@ class Follower:
             if isinstance(fact, seen.End):
                 self._end(fact.event, fact.at_ns or 0)
             elif isinstance(fact, Call):
-                self._begin(like := self._first[fact.number], [getattr(fact, name, 0) for name in like[1]])
+                like = self._first[fact.number]
+                self._begin(like, [getattr(fact, name, 0) for name in like[1]])
             return
         first, *own = _numbers(line)
         if len(own) == 2:
@@ -156,7 +159,8 @@ class Follower:
             case Heartbeat() if fact.ended:
                 self.ended, self.last_ns = fact.ended, max(self.last_ns, fact.at_ns)
             case Collective() | PointToPoint() | RpcCall() | Rendezvous():
-                given = () if fact.op == "recv" else getattr(fact, "inputs", ()) or getattr(fact, "tensors", ())
+                given = getattr(fact, "inputs", ()) or getattr(fact, "tensors", ())
+                given = () if fact.op == "recv" else given
                 given_bytes = sum(tensor.payload_bytes for tensor in given)
                 self._first[fact.number] = fact, (*COMMON, *layout(fact)), given_bytes
 
@@ -175,7 +179,8 @@ class Follower:
                 backward = own[4] if len(own) > 4 else 0
                 bucket = self._of_backward[backward]
                 self._of_backward[backward] += 1
-                call = msgspec.structs.replace(call, bucket_index=bucket if bucket < self.buckets else None)
+                index = bucket if bucket < self.buckets else None
+                call = msgspec.structs.replace(call, bucket_index=index)
         if not self._open:
             self._inside_since_ns = start_ns
         self._open[number] = call, names, own
@@ -219,7 +224,7 @@ class Follower:
         return False
 
     def lane(self, now_ns: int) -> str:
-        """Return a letter for each of the last whole seconds, a space for unread ones and where it did not run."""
+        """Return a letter for each of the last seconds; a space if it did not run, or unread."""
         if self._inside_since_ns:  # Share out what has passed of the call that it is in.
             self._add(self._inside_since_ns, now_ns, "inside_ns")
             self._inside_since_ns = now_ns

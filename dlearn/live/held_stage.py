@@ -44,7 +44,7 @@ def snippet(name: str, title: str, stage: State) -> str:
 
 
 def stage_of(gate: GateServer, doing: Mapping[Name, str], hung: Iterable[Hang], inside: Iterable[int] = ()) -> State:
-    """Return what a page shows: what ranks do, calls at the gate, which are inside torch, who waits without end."""
+    """Return what a page shows: what ranks do, calls at the gate, who waits without end."""
     from dlearn.play.packing import MIDDLE, circle, hue
 
     names, calls = gate.names, [*gate.calls]
@@ -91,5 +91,5 @@ def position(gate: GateServer, now: Sequence[str]) -> str:
     through = f"{len(gate.passed):,} let through"
     if count := len(gate.calls):
         return f"{through}, {count_text(count, 'call')} {waits(count)} at the gate"
-    words = "; ".join(f"{count_text(count, 'rank')}: {what}" for what, count in Counter(now).items())
-    return f"{through}, no call waits; {printable(words) or 'no rank has come yet'}"
+    words = [f"{count_text(count, 'rank')}: {what}" for what, count in Counter(now).items()]
+    return f"{through}, no call waits; {printable('; '.join(words)) or 'no rank has come yet'}"

@@ -37,8 +37,8 @@ _LONGEST_NAME = 12
 LIVE = {"dlearn": "live"}  # Metadata of an output that depends on how long a cell took.
 _ENDS = {RETURNED: "has returned", EXITED: "has ended", "": "gone"}
 _RED = "color:var(--jp-error-color1,#b40426);font-weight:600"
-_ROW_STYLE = "display:flex;flex-wrap:wrap;align-items:center;gap:0 12px;margin:3px 0;line-height:1.3"
-_SECOND_STYLE = "display:inline-block;width:7px;height:16px;margin-right:1px;vertical-align:middle;background:"
+_ROW_STYLE = "display:flex;flex-wrap:wrap;align-items:center;gap:0 12px;margin:3px 0"
+_SECOND_STYLE = "display:inline-block;width:7px;height:16px;margin:0 1px -3px 0;background:"
 _HATCHES = "repeating-linear-gradient(135deg,#888 0 1.2px,transparent 1.2px 4px)"
 
 
@@ -58,16 +58,14 @@ class Row:
         return "" if self.bytes_per_second is None else f"{size_text(round(self.bytes_per_second))}/s"
 
     def html(self, letters: int) -> str:
-        """Return it as a row of a page, the name so many `letters` wide; on a narrow page `now` is a second line."""
-        from dlearn.draw.palette import FORWARD
-
+        """Return a row of a page, its name so wide; on a narrow page `now` is a second line."""
         looks = {" ": "none", WAITED: _HATCHES}
         for eighths, letter in enumerate(BARS):
-            looks[letter] = f"linear-gradient(0deg,#888 {12.5 * eighths}%,{FORWARD} 0)"
+            looks[letter] = f"linear-gradient(0deg,#888 {12.5 * eighths}%,#dbe6c3 0)"
         lane = "".join(f'<i style="{_SECOND_STYLE}{looks[letter]}"></i>' for letter in self.lane)
         name_style = f"min-width:{letters}ch;{_RED * self.guilty}"
         cells = f'<b role="rowheader" style="{name_style}">{html.escape(self.name)}</b>'
-        cells += f'<span role="cell" title="10 s: grey in calls, hatched: waits for a late rank">{lane}</span>'
+        cells += f'<span role="cell" title="grey: in calls; hatched: waits for a late rank">{lane}</span>'
         cells += f'<span role="cell" style="width:10ch;text-align:right">{self.rate}</span>'
         cells += f'<span role="cell" style="flex:1 1 36ch">{html.escape(self.now)}</span>'
         return f'<div role="row" style="{_ROW_STYLE}">{cells}</div>'
@@ -104,8 +102,7 @@ class LiveRows:
     def lines(self, width: int | None = WIDTH, rows: list[Row] | None = None) -> list[str]:
         """Return the first rows as text, at most `width` columns, and the sentence of a hang."""
         rows = self.rows() if rows is None else rows
-        if len(rows) > MOST_ROWS:
-            rows = sorted(rows, key=lambda row: not row.guilty)
+        rows = sorted(rows, key=lambda row: not row.guilty) if len(rows) > MOST_ROWS else rows
         widest = min(max((len(row.name) for row in rows[:MOST_ROWS]), default=0), _LONGEST_NAME)
         lines = []
         for row in rows[:MOST_ROWS]:
@@ -118,7 +115,7 @@ class LiveRows:
         return lines
 
     def html(self, rows: list[Row]) -> str:
-        """Return all rows, for a page, and the sentence of a hang; the name of a rank that is waited for is red."""
+        """Return all rows and the sentence of a hang; a rank that is waited for is red."""
         letters = max((len(row.name) for row in rows), default=0)
         shown = "".join(row.html(letters) for row in rows)
         shown = f'<div role="table" aria-label="What each rank does">{shown}</div>' * bool(rows)
@@ -135,8 +132,8 @@ class LiveRows:
         for span in [*rank.spans.values()][-1:]:
             now = f"{span.name}: {now}"
         lane = rank.lane(now_ns)
-        guilty = rank.rank in self._guilty
-        return Row(self._name(rank.rank), lane, rank.bytes_per_second(now_ns), printable(now), guilty)
+        name, guilty = self._name(rank.rank), rank.rank in self._guilty
+        return Row(name, lane, rank.bytes_per_second(now_ns), printable(now), guilty)
 
     def _doing(self, rank: Follower, now_ns: int) -> str:
         """Say what a rank does, and since when if that is long."""
@@ -175,8 +172,8 @@ class LiveRows:
         if not stuck:
             self._asked, self._guilty, self.hang = stuck, set(), ""
         stuck |= {(rank.rank, -1) for rank in self._files.values() if rank.ended and stuck}
-        new = stuck - self._asked
-        if stuck != self._asked and (now >= self._ask_again or any(number < 0 for _, number in new)):
+        has_ended = any(number < 0 for _, number in stuck - self._asked)
+        if stuck != self._asked and (has_ended or now >= self._ask_again):
             began = time.thread_time()
             self._asked, self.hang = stuck, self._report()
             self._ask_again = now + (time.thread_time() - began) / SHARE
@@ -190,7 +187,7 @@ class LiveRows:
         except TraceError:  # A line is half written, or the first is: the rows say what is known.
             return ""
         stuck = [hang for hang in hangs(trace) if waits_for_a_call(hang)]
-        self._guilty = {rank for hang in stuck for rank in hang.operation.missing}
+        self._guilty = set().union(*(hang.operation.missing for hang in stuck))
         known = last_seen(trace)
         unseen = [rank for rank in self._files.values() if rank.rank not in known]
         doing = {rank.rank: "computes" for rank in unseen if not rank.open}
@@ -266,17 +263,17 @@ class LiveDisplay:
             self._show_lines([])
 
     def end_with(self, sentence: str, card: str = "") -> None:
-        """Replace the rows, where there were any, by a sentence or the run's card: the run has ended."""
+        """Replace the rows, if there were any, by a sentence or the run's card."""
         if self._output is not None:
-            self._replace({"text/html": card or f"<p>{html.escape(sentence)}</p>", "text/plain": sentence})
+            card = card or f"<p>{html.escape(sentence)}</p>"
+            self._replace({"text/html": card, "text/plain": sentence})
             self._output = None
 
     def _show_output(self, head: str, rows: LiveRows | None) -> None:
         lines, shown = [head], f"<p><strong>{html.escape(head)}</strong></p>"
         if rows is not None:
             seen = rows.rows()
-            lines += rows.lines(rows=seen)
-            shown += rows.html(seen)
+            lines, shown = lines + rows.lines(rows=seen), shown + rows.html(seen)
         self._replace({"text/html": shown, "text/plain": "\n".join(lines)})
 
     def _replace(self, data: dict[str, str]) -> None:
