@@ -48,8 +48,7 @@ def share_of_rows(seconds: int = 8) -> tuple[float, float]:
             time.sleep(1)
             for trace in Path(".dlearn", "runs").glob("*/trace"):
                 rows, began = rows_of(trace), time.thread_time()
-                made = rows.rows()
-                if made and all(row.rate for row in made):  # All have begun to call.
+                if (made := rows.rows()) and all(row.rate for row in made):  # All have begun.
                     shares.append(time.thread_time() - began)
         return statistics.median(shares), run.result().results[0] / seconds
 

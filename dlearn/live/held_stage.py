@@ -69,6 +69,7 @@ def stage_of(gate: GateServer, doing: Mapping[Name, str], hung: Iterable[Hang], 
         pairs = product(ranks[0], (MIDDLE,) if to_all else ranks[1])
         wires += [pair[::-1] if operation.ends[0].op == "recv" else pair for pair in pairs]
     gate.wires.update(dict.fromkeys(wires))
+    here = {number[call.rank] for call in calls}
     words = [f"{rank_text(name)}: {now}" for name, now in doing.items()]
     # Without the call and its line of code: a box is small, and the call is on its wire.
     now = [doing.get(name, "has ended").partition(": ")[0].partition(" (")[0] for name in names]
@@ -79,8 +80,8 @@ def stage_of(gate: GateServer, doing: Mapping[Name, str], hung: Iterable[Hang], 
         "now": [*map(printable, now)],
         "position": position(gate, now),
         "hung": wires,
-        "inside": sorted({*inside}.difference(number[call.rank] for call in calls)),
-        "guilty": sorted(guilty.difference(number[call.rank] for call in calls)),
+        "inside": sorted({*inside} - here),
+        "guilty": sorted(guilty - here),
         "ops": sorted(map(printable, ops)),
         "words": [*map(str, calls), *words],
     }
