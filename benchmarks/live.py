@@ -29,29 +29,27 @@ def measure(calls: int) -> float:
 
 
 def call_for(seconds: float) -> int:
-    """So many all-reduces were made in that time."""
+    """So many all-reduces were made in that time, or until another rank's was over."""
     tensor, end, count = torch.ones(1), time.monotonic() + seconds, 0
-    while time.monotonic() < end:
+    while tensor:
+        tensor.fill_(time.monotonic() < end)
         for _ in range(100):
-            dist.all_reduce(tensor)
+            dist.all_reduce(tensor, dist.ReduceOp.MIN)
         count += 100
     return count
 
 
 def share_of_rows(seconds: int = 8) -> tuple[float, float]:
     """Return the share of a core that the rows take, its median, and a rank's calls in a second."""
-    shares: list[float] = []
-    rows_of = cache(LiveRows)
-    pool = ThreadPoolExecutor(1)
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), pool:
+    shares, rows_of = list[float](), cache(LiveRows)
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), ThreadPoolExecutor(1) as pool:
         run = pool.submit(Cluster(2).run, call_for, seconds)
         while not run.done():
             time.sleep(1)
             for trace in Path(".dlearn", "runs").glob("*/trace"):
-                rows = rows_of(trace)
-                began = time.thread_time()
-                rows.lines()
-                shares.append(time.thread_time() - began)
+                rows, began = rows_of(trace), time.thread_time()
+                if (made := rows.rows()) and all(row.rate for row in made):  # All have begun.
+                    shares.append(time.thread_time() - began)
         return statistics.median(shares), run.result().results[0] / seconds
 
 

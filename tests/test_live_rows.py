@@ -38,7 +38,9 @@ class Files:
 
     def write(self, rank, *lines, end="\n"):
         with self.paths[rank].open("a") as file:
-            file.writelines((line if isinstance(line, str) else json.dumps(line)) + end for line in lines)
+            for line in lines:
+                text = line if isinstance(line, str) else json.dumps(line, separators=(",", ":"))
+                file.write(text + end)
 
     def now(self):
         """Without the lane and the rate, which depend on the clock."""
@@ -69,7 +71,8 @@ def test_a_row_says_step_call_line_and_for_whom_a_rank_waits(tmp_path):
     files.write(2, f"[2,3,{time.monotonic_ns()},1,12]")
     assert "waits" not in "".join(files.now())
     files.write(0, {"kind": "footer", "at_ns": 9, "lines": 9})
-    assert files.now()[0] == "rank 0  step 3: has ended"
+    files.write(1, {"kind": "place", "at_ns": 9, "ended": "returned"})
+    assert files.now()[:2] == ["rank 0  step 3: has ended", "rank 1  step 3: has returned"]
 
 
 @pytest.mark.usefixtures("still")
@@ -120,7 +123,7 @@ def test_rows_fit_a_terminal_and_many_ranks_are_counted(tmp_path):
     files.write(0, {"kind": "span", "number": 1, "name": "x" * 200 + "\x1b[2J", "start_ns": 0}, begin(2, 1))
     lines = files.rows.lines()
     assert (len(lines), lines[-1]) == (9, "and 4 more ranks")
-    assert len(files.rows.table().rows) == 1 + 12
+    assert files.rows.html(files.rows.rows()).count('role="row"') == 12
     assert all(len(line) <= 80 and line.isprintable() for line in lines)
     assert LiveRows(tmp_path / "gone").lines() == []
 

@@ -175,9 +175,10 @@ class Cluster:
             run.error = rank_error(self.names, outcomes, run, timeout)
             if run.error is not None and self.network is not None and self.network.trouble():
                 run.error.what += f"\n{self.network.trouble()}"
+            card = run._repr_html_() if run.error is not None and check else ""
+            display.end_with(str(next(iter(run.paragraphs()))), card)
             if run.error is not None and check:
                 raise run.error
-            display.end_with(str(next(run.paragraphs())))
         return run
 
     def _fill(self, run: Run, outcomes: list[Outcome], streams: OutputStreams) -> None:

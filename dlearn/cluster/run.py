@@ -61,7 +61,8 @@ class Run(Shown):
             raise AttributeError(what, name=name, obj=self)
 
     def paragraphs(self) -> Iterator[Paragraph]:
-        yield f"failed: {self.error.what}" if self.error else f"{count_text(len(self.results), 'rank')} returned"
+        returned = f"{count_text(len(self.results), 'rank')} returned"
+        yield from f"failed: {self.error.what}".splitlines() if self.error else [returned]
         if self.network is not None:
             yield f"over {next(self.network.paragraphs())}"
         if self.exposed:

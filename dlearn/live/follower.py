@@ -6,31 +6,32 @@ Of what is new only the end is read line by line: so a fast job is not slowed do
 from __future__ import annotations
 
 import os
-import re
 import socket
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from dlearn.events import event as seen
 from dlearn.events.event import Collective, PointToPoint, RpcCall, Span
-from dlearn.events.job_facts import AnyLine
+from dlearn.events.job_facts import EXITED, AnyLine, Heartbeat
 from dlearn.events.rendezvous import Rendezvous
 from dlearn.events.short_lines import COMMON, layout
 
-WINDOW_BYTES = 16_000  # Of what is new, so much at the end is read line by line.
+WINDOW_BYTES = 16_000  # Of what all ranks have written, so much is read line by line.
 LANE_SECONDS = 10
 BARS = "·▁▂▃▄▅▆▇█"  # The share of a second that a rank was inside of calls: from none to all of it.
 WAITED = "░"  # A second in which a rank was seen waiting for a late one.
 _NS = 1_000_000_000
-_LONG_LINE = re.compile(rb"^\{.*$", re.MULTILINE)
-_SHORT_END = re.compile(rb"^\[(\d+),\d+,\d+\]$", re.MULTILINE)
 Call = Collective | PointToPoint | RpcCall | Rendezvous
+Pattern = tuple[Call, tuple[str, ...], int]  # Names of repeated lines' numbers; what it gave.
 decode = msgspec.json.Decoder(AnyLine).decode
+_SPAN = b'\n{"kind":"span","number":'
+_numbers = msgspec.json.Decoder(list[int]).decode
 
 
 @dataclass
@@ -51,20 +52,21 @@ class Follower:
     rank: int
     pid: int = 0
     read_to: int = 0
-    first: dict[int, seen.Event] = field(default_factory=dict)
-    open: dict[int, Call] = field(default_factory=dict)
     reached: dict[str, int] = field(default_factory=dict)
     groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
     spans: dict[int, Span] = field(default_factory=dict)
-    seconds: dict[int, Second] = field(default_factory=dict)
+    seconds: defaultdict[int, Second] = field(default_factory=lambda: defaultdict(Second))
     buckets: int = 0
     last_ns: int = 0
     begun_ns: int = 0
-    ended: bool = False
+    ended: str = ""  # How: a word of `Heartbeat.ended`.
     skipped: bool = False  # Lines not read may be calls in a group that is not in `reached`.
+    _first: dict[int, Pattern] = field(default_factory=dict)
+    _open: dict[int, tuple[Call, tuple[str, ...], list[Any]]] = field(default_factory=dict)
     _of_backward: Counter[int] = field(default_factory=Counter)
     _inside_since_ns: int = 0
     _unread_from_ns: int = 0
+    _looked_ns: int = 0
 
     @classmethod
     def of(cls, path: Path, otherwise: int) -> Follower | None:
@@ -78,38 +80,54 @@ class Follower:
                 return cls(path, otherwise if head.rank is None else head.rank, pid=head.pid if here else 0)
         return None
 
-    def catch_up(self) -> None:
+    @property
+    def open(self) -> list[Call]:
+        """Return the calls that have begun and not ended."""
+        calls = []
+        for call, names, own in self._open.values():
+            numbers = zip(names, own, strict=True)
+            fields = {name: number for name, number in numbers if "." not in name}
+            calls.append(msgspec.structs.replace(call, **fields))
+        return calls
+
+    def catch_up(self, window_bytes: int) -> None:
+        """Read what is new; line by line only so much at its end."""
         with self.path.open("rb") as stream:
             stream.seek(self.read_to)
             new = stream.read()
         new = new[: new.rfind(b"\n") + 1]  # A line may be half written.
         self.read_to += len(new)
-        cut = new.rfind(b"\n", 0, max(len(new) - WINDOW_BYTES, 0)) + 1
+        cut = new.rfind(b"\n", 0, max(len(new) - window_bytes, 0)) + 1
         if cut:
             self._skip(new[:cut])
         for line in new[cut:].splitlines():
-            # Damage is reported when the trace is read as a whole; an event may be of another's Source.
-            with suppress(ValueError, KeyError):
+            try:  # A `suppress` for each line takes as long as the line.
                 self._take(line)
-        now = time.monotonic_ns() // _NS
-        for old in [second for second in self.seconds if second < now - LANE_SECONDS]:
-            del self.seconds[old]
+            except (ValueError, LookupError):  # Damage is reported when the trace is loaded.
+                continue
+        self._looked_ns = time.monotonic_ns()
+        while self.seconds and (first := min(self.seconds)) < self._looked_ns // _NS - LANE_SECONDS:
+            del self.seconds[first]
 
     def _skip(self, lines: bytes) -> None:
         """Read only the facts of these lines; how long the calls took follows from the first line behind them."""
         self.skipped = True
         self._leave(self.last_ns)
-        self.open.clear()
-        self.spans.clear()
+        self._open.clear()
         self._of_backward.clear()
-        self._unread_from_ns = self.last_ns
-        for line in _LONG_LINE.findall(lines):
+        self._unread_from_ns = max(self.last_ns, self._looked_ns)  # Until then no line was missed.
+        lines, at = b"\n" + lines, -1
+        for number in [number for number in self.spans if b"\n[%d," % number in lines]:
+            del self.spans[number]
+        while (at := lines.find(b"\n{", at + 1)) >= 0:
+            begin = at + len(_SPAN)
+            end = b"\n[" + lines[begin : lines.find(b",", begin) + 1]
+            if lines.startswith(_SPAN, at) and lines.find(end, at) >= 0:
+                continue
             with suppress(ValueError):
-                fact = decode(line)
+                fact = decode(lines[at + 1 : lines.find(b"\n", at + 1)])
                 self._learn(fact)
                 self.spans.pop(fact.event if isinstance(fact, seen.End) else -1, None)
-        for number in _SHORT_END.findall(lines):
-            self.spans.pop(int(number), None)
 
     def _take(self, line: bytes) -> None:
         if line.startswith(b"{"):
@@ -117,18 +135,15 @@ class Follower:
             self._learn(fact)
             if isinstance(fact, seen.End):
                 self._end(fact.event, fact.at_ns or 0)
-            elif isinstance(fact, Call) and fact.end_ns is None:
-                self._begin(fact)
+            elif isinstance(fact, Call):
+                like = self._first[fact.number]
+                self._begin(like, [getattr(fact, name, 0) for name in like[1]])
             return
-        numbers = [int(number) for number in line[1:-1].split(b",")]
-        if len(numbers) == 3:
-            self._end(numbers[0], numbers[1])
-            return
-        if isinstance(call := self.first[numbers[0]], Call):
-            names = (*COMMON, *layout(call))
-            own = zip(names, numbers[1:], strict=True)
-            fields = {name: value for name, value in own if "." not in name}
-            self._begin(msgspec.structs.replace(call, **fields))
+        first, *own = _numbers(line)
+        if len(own) == 2:
+            self._end(first, own[0])
+        elif first in self._first:
+            self._begin(self._first[first], own)
 
     def _learn(self, fact: object) -> None:
         """Note what holds from here on, whether or not the lines behind it are read."""
@@ -140,51 +155,62 @@ class Follower:
             case seen.Bucket():
                 self.buckets = fact.count
             case seen.Footer():
-                self.ended = True
-            case seen.Event():
-                self.first[fact.number] = fact
+                self.ended = self.ended or EXITED
+            case Heartbeat() if fact.ended:
+                self.ended, self.last_ns = fact.ended, max(self.last_ns, fact.at_ns)
+            case Collective() | PointToPoint() | RpcCall() | Rendezvous():
+                given = getattr(fact, "inputs", ()) or getattr(fact, "tensors", ())
+                given = () if fact.op == "recv" else given
+                given_bytes = sum(tensor.payload_bytes for tensor in given)
+                self._first[fact.number] = fact, (*COMMON, *layout(fact)), given_bytes
 
-    def _begin(self, call: Call) -> None:
-        if self._unread_from_ns:
-            self._add(self._unread_from_ns, call.start_ns, "unread_ns")
-            self._unread_from_ns = 0
-        if isinstance(call, Collective) and call.launcher == "reducer" and call.op == "all_reduce":
-            # DDP launches its buckets in their order; what follows them is none.
-            bucket = self._of_backward[call.backward or 0]
-            self._of_backward[call.backward or 0] += 1
-            call = msgspec.structs.replace(call, bucket_index=bucket if bucket < self.buckets else None)
-        if not self.open:
-            self._inside_since_ns = call.start_ns
-        self.open[call.number] = call
-        if call.op != "recv" and not isinstance(call, Rendezvous):
-            given = call.inputs if isinstance(call, Collective) else call.tensors
-            self._second(call.start_ns).given_bytes += sum(tensor.payload_bytes for tensor in given)
-        self.begun_ns = self.begun_ns or call.start_ns
-        self.last_ns = max(self.last_ns, call.start_ns)
+    def _begin(self, like: Pattern, own: list[Any]) -> None:
+        """Note a call like this one but for its own numbers."""
+        (call, names, given_bytes), (number, start_ns, *_) = like, own
+        if "end_ns" in names:  # It was refused.
+            return
+        if not self._unread_from_ns:  # Else it belongs to what was not read.
+            self.seconds[start_ns // _NS].given_bytes += given_bytes
+        self._come_to(start_ns)
         if isinstance(call, Collective):
-            self.reached[call.group] = max(self.reached.get(call.group, 0), call.seq)
+            self.reached[call.group] = max(self.reached.get(call.group, 0), own[3])
+            if call.launcher == "reducer" and call.op == "all_reduce":
+                # DDP launches its buckets in their order; what follows them is none.
+                backward = own[4] if len(own) > 4 else 0
+                bucket = self._of_backward[backward]
+                self._of_backward[backward] += 1
+                index = bucket if bucket < self.buckets else None
+                call = msgspec.structs.replace(call, bucket_index=index)
+        if not self._open:
+            self._inside_since_ns = start_ns
+        self._open[number] = call, names, own
+        self.begun_ns = self.begun_ns or start_ns
 
     def _end(self, number: int, at_ns: int) -> None:
-        call = self.open.pop(number, None)
+        self._come_to(at_ns)
+        call = self._open.pop(number, None)
         self.spans.pop(number, None)
-        self.last_ns = max(self.last_ns, at_ns)
-        if call is not None and not self.open:
+        if call is not None and not self._open:
             self._leave(at_ns)
+
+    def _come_to(self, at_ns: int) -> None:
+        """Note when a line was written; the first one behind others says how long those took."""
+        if self._unread_from_ns:
+            self._add(self._unread_from_ns, at_ns, "unread_ns")
+            self._unread_from_ns = 0
+        self.last_ns = max(self.last_ns, at_ns)
 
     def _leave(self, at_ns: int) -> None:
         if self._inside_since_ns:
             self._add(self._inside_since_ns, at_ns, "inside_ns")
         self._inside_since_ns = 0
 
-    def _second(self, at_ns: int) -> Second:
-        return self.seconds.setdefault(at_ns // _NS, Second())
-
     def _add(self, from_ns: int, to_ns: int, what: str) -> None:
         """Share a time span out over the seconds of the lane."""
         from_ns = max(from_ns, to_ns - (LANE_SECONDS + 1) * _NS)
         while from_ns < to_ns:
             until_ns = min(to_ns, (from_ns // _NS + 1) * _NS)
-            second = self._second(from_ns)
+            second = self.seconds[from_ns // _NS]
             setattr(second, what, getattr(second, what) + until_ns - from_ns)
             from_ns = until_ns
 
@@ -198,7 +224,7 @@ class Follower:
         return False
 
     def lane(self, now_ns: int) -> str:
-        """Return a letter for each of the last whole seconds, and a space for unread ones and before its first call."""
+        """Return a letter for each of the last seconds; a space if it did not run, or unread."""
         if self._inside_since_ns:  # Share out what has passed of the call that it is in.
             self._add(self._inside_since_ns, now_ns, "inside_ns")
             self._inside_since_ns = now_ns
@@ -208,7 +234,8 @@ class Follower:
     def _letter(self, number: int) -> str:
         second = self.seconds.get(number, Second())
         known_ns = _NS - second.unread_ns
-        if not self.begun_ns or number < self.begun_ns // _NS or known_ns <= 0:
+        is_over = bool(self.ended) and number > self.last_ns // _NS
+        if is_over or not self.begun_ns or number < self.begun_ns // _NS or known_ns <= 0:
             return " "
         share = min(1.0, second.inside_ns / known_ns)
         return WAITED if second.waited else BARS[round(share * (len(BARS) - 1))]
@@ -226,4 +253,4 @@ class Follower:
     def waits_since(self, start_ns: int, now_ns: int) -> None:
         """Count all seconds since then as waiting: the ranks that it waits for have not come yet."""
         for second in range(max(start_ns // _NS + 1, now_ns // _NS - LANE_SECONDS), now_ns // _NS + 1):
-            self._second(second * _NS).waited = True
+            self.seconds[second].waited = True

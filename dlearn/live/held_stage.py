@@ -9,7 +9,7 @@ from typing import Any
 from dlearn.diagnosis.hang_detection import Hang
 from dlearn.events.printable import printable
 from dlearn.live.gate_server import GateServer, Name, rank_text
-from dlearn.shown import RankNames, Shown, count_text, waits
+from dlearn.shown import Shown, count_text, waits
 
 MESSAGES = ("send", "recv")  # torch numbers them apart from the collectives.
 State = dict[str, Any]
@@ -43,7 +43,7 @@ def snippet(name: str, title: str, stage: State) -> str:
     return frame("paused", name or name_for(title, data), title, data, words=stage["words"])
 
 
-def stage_of(gate: GateServer, doing: Mapping[Name, str], hung: Iterable[Hang]) -> State:
+def stage_of(gate: GateServer, doing: Mapping[Name, str], hung: Iterable[Hang], inside: Iterable[int] = ()) -> State:
     """Return what a page shows: what ranks do, calls at the gate, who waits without end."""
     from dlearn.play.packing import MIDDLE, circle, hue
 
@@ -69,6 +69,7 @@ def stage_of(gate: GateServer, doing: Mapping[Name, str], hung: Iterable[Hang]) 
         pairs = product(ranks[0], (MIDDLE,) if to_all else ranks[1])
         wires += [pair[::-1] if operation.ends[0].op == "recv" else pair for pair in pairs]
     gate.wires.update(dict.fromkeys(wires))
+    here = {number[call.rank] for call in calls}
     words = [f"{rank_text(name)}: {now}" for name, now in doing.items()]
     # Without the call and its line of code: a box is small, and the call is on its wire.
     now = [doing.get(name, "has ended").partition(": ")[0].partition(" (")[0] for name in names]
@@ -79,13 +80,11 @@ def stage_of(gate: GateServer, doing: Mapping[Name, str], hung: Iterable[Hang]) 
         "now": [*map(printable, now)],
         "position": position(gate, now),
         "hung": wires,
-        "guilty": sorted(guilty.difference(number[call.rank] for call in calls)),
+        "inside": sorted({*inside} - here),
+        "guilty": sorted(guilty - here),
         "ops": sorted(map(printable, ops)),
         "words": [*map(str, calls), *words],
     }
-
-
-_OF_MANY = {"computes": "compute", "has": "have", "is": "are", "waits": "wait", "serves": "serve"}
 
 
 def position(gate: GateServer, now: Sequence[str]) -> str:
@@ -93,11 +92,5 @@ def position(gate: GateServer, now: Sequence[str]) -> str:
     through = f"{len(gate.passed):,} let through"
     if count := len(gate.calls):
         return f"{through}, {count_text(count, 'call')} {waits(count)} at the gate"
-    ranks: dict[str, list[int]] = {}
-    for rank, what in enumerate(now):
-        verb, space, rest = what.partition(" ")
-        verb = _OF_MANY.get(verb, verb) if now.count(what) > 1 else verb
-        ranks.setdefault(verb + space + rest, []).append(rank)
-    labels = RankNames({rank: rank_text(name) for rank, name in enumerate(gate.names)})
-    words = [f"{labels.together(some)} {what}" for what, some in ranks.items()]
-    return f"{through}, no call waits: {printable('; '.join(words)) or 'no rank has come yet'}"
+    words = [f"{count_text(count, 'rank')}: {what}" for what, count in Counter(now).items()]
+    return f"{through}, no call waits; {printable('; '.join(words)) or 'no rank has come yet'}"

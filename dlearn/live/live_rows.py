@@ -19,10 +19,11 @@ from dlearn.diagnosis.hang_report import report
 from dlearn.diagnosis.meeting_report import meeting_report
 from dlearn.errors import TraceError
 from dlearn.events.event import Collective, RpcCall
+from dlearn.events.job_facts import EXITED, RETURNED
 from dlearn.events.printable import printable
 from dlearn.events.rendezvous import Rendezvous
-from dlearn.live.follower import Call, Follower
-from dlearn.shown import Table, count_text, in_a_notebook, size_text
+from dlearn.live.follower import BARS, WAITED, WINDOW_BYTES, Call, Follower
+from dlearn.shown import count_text, in_a_notebook, size_text
 from dlearn.trace import Trace
 
 MOST_ROWS = 8
@@ -30,12 +31,15 @@ WIDTH = 80
 WAITS_SECONDS = 1.0  # A shorter wait is not worth a word.
 HANGS_SECONDS = 3.0  # After so long inside of a call the trace is read: which ranks hang?
 MOST_BYTES = 50_000_000  # Of a larger trace it is not asked: reading it would take seconds.
-SHARE = 0.005  # Of a core, at most, for asking who hangs.
+SHARE = 0.005  # Of a core, at most, for the rows, and as much for asking who hangs.
 MOST_EVENTS, MOST_LETTERS = 4000, 300_000  # Of a trace that a card plays, and of its player.
 _LONGEST_NAME = 12
 LIVE = {"dlearn": "live"}  # Metadata of an output that depends on how long a cell took.
-_HANG_STYLE = "color:var(--jp-error-color1,#b40426);margin:2px 0"
-_ROWS_STYLE = "font-family:var(--jp-code-font-family,monospace);white-space:pre"
+_ENDS = {RETURNED: "has returned", EXITED: "has ended", "": "gone"}
+_RED = "color:var(--jp-error-color1,#b40426);font-weight:600"
+_ROW_STYLE = "display:flex;flex-wrap:wrap;align-items:center;gap:0 12px;margin:3px 0"
+_SECOND_STYLE = "display:inline-block;width:7px;height:16px;margin:0 1px -3px 0;background:"
+_HATCHES = "repeating-linear-gradient(135deg,#888 0 1.2px,transparent 1.2px 4px)"
 
 
 @dataclass(frozen=True)
@@ -46,11 +50,25 @@ class Row:
     lane: str
     bytes_per_second: float | None
     now: str
+    guilty: bool  # Others wait for it without end.
 
     @property
     def rate(self) -> str:
         """Return "1.51 MB/s"; "" before the first call."""
         return "" if self.bytes_per_second is None else f"{size_text(round(self.bytes_per_second))}/s"
+
+    def html(self, letters: int) -> str:
+        """Return a row of a page, its name so wide; on a narrow page `now` is a second line."""
+        looks = {" ": "none", WAITED: _HATCHES}
+        for eighths, letter in enumerate(BARS):
+            looks[letter] = f"linear-gradient(0deg,#888 {12.5 * eighths}%,#e2ebcf 0)"
+        lane = "".join(f'<i style="{_SECOND_STYLE}{looks[letter]}"></i>' for letter in self.lane)
+        name_style = f"min-width:{letters}ch;{_RED * self.guilty}"
+        cells = f'<b role="rowheader" style="{name_style}">{html.escape(self.name)}</b>'
+        cells += f'<span role="cell" title="grey: in calls; hatched: waits for a late rank">{lane}</span>'
+        cells += f'<span role="cell" style="width:10ch;text-align:right">{self.rate}</span>'
+        cells += f'<span role="cell" style="flex:1 1 36ch">{html.escape(self.now)}</span>'
+        return f'<div role="row" style="{_ROW_STYLE}">{cells}</div>'
 
 
 class LiveRows:
@@ -60,26 +78,31 @@ class LiveRows:
         self._folder, self._names = folder, names
         self._files: dict[Path, Follower] = {}
         self._asked: set[tuple[int, int]] = set()
+        self._guilty: set[int] = set()
         self._ask_again = 0.0
+        self.rest_seconds = 0.0  # Before the rows are worth their cost again.
         self.hang = ""  # Who waits for whom once a wait has lasted three seconds; else "".
 
     def rows(self) -> list[Row]:
         """Read on, and return a row for each rank."""
+        began = time.thread_time()
         try:
             for path in self._folder.glob("*.jsonl"):
                 if path not in self._files and (new := Follower.of(path, len(self._files))) is not None:
                     self._files[path] = new
             for follower in self._files.values():
-                follower.catch_up()
+                follower.catch_up(WINDOW_BYTES // len(self._files))
         except OSError:  # The folder has just been tidied away, or is not there yet.
             return []
+        self.rest_seconds = (time.thread_time() - began) / SHARE
         self._ask_who_hangs()
         followers = sorted(self._files.values(), key=lambda follower: follower.rank)
         return [self._row(follower) for follower in followers]
 
-    def lines(self, width: int | None = WIDTH) -> list[str]:
+    def lines(self, width: int | None = WIDTH, rows: list[Row] | None = None) -> list[str]:
         """Return the first rows as text, at most `width` columns, and the sentence of a hang."""
-        rows = self.rows()
+        rows = self.rows() if rows is None else rows
+        rows = sorted(rows, key=lambda row: not row.guilty) if len(rows) > MOST_ROWS else rows
         widest = min(max((len(row.name) for row in rows[:MOST_ROWS]), default=0), _LONGEST_NAME)
         lines = []
         for row in rows[:MOST_ROWS]:
@@ -91,9 +114,14 @@ class LiveRows:
             lines += textwrap.wrap(printable(sentence), width or WIDTH)
         return lines
 
-    def table(self) -> Table:
-        head = ("rank", "last 10 s", "payload", "now")
-        return Table([head, *((row.name, row.lane, row.rate, row.now) for row in self.rows())], names=2, numbers=1)
+    def html(self, rows: list[Row]) -> str:
+        """Return all rows and the sentence of a hang; a rank that is waited for is red."""
+        letters = max((len(row.name) for row in rows), default=0)
+        shown = "".join(row.html(letters) for row in rows)
+        shown = f'<div role="table" aria-label="What each rank does">{shown}</div>' * bool(rows)
+        for sentence in self.hang.splitlines():
+            shown += f'<p role="status" style="{_RED};margin:4px 0">{html.escape(sentence)}</p>'
+        return shown
 
     def _name(self, rank: int) -> str:
         return self._names[rank] if rank < len(self._names) else f"rank {rank}"
@@ -104,13 +132,14 @@ class LiveRows:
         for span in [*rank.spans.values()][-1:]:
             now = f"{span.name}: {now}"
         lane = rank.lane(now_ns)
-        return Row(self._name(rank.rank), lane, rank.bytes_per_second(now_ns), printable(now))
+        name, guilty = self._name(rank.rank), rank.rank in self._guilty
+        return Row(name, lane, rank.bytes_per_second(now_ns), printable(now), guilty)
 
     def _doing(self, rank: Follower, now_ns: int) -> str:
         """Say what a rank does, and since when if that is long."""
         if rank.ended or rank.is_gone:
-            return "has ended" if rank.ended else "gone"
-        call = min(rank.open.values(), key=lambda call: call.start_ns, default=None)
+            return _ENDS.get(rank.ended, f"has raised {rank.ended}")
+        call = min(rank.open, key=lambda call: call.start_ns, default=None)
         since_ns = rank.last_ns if call is None else call.start_ns
         seconds = (now_ns - since_ns) / 1e9
         for_long = f" for {seconds:.1f} s" if since_ns and seconds >= WAITS_SECONDS else ""
@@ -138,11 +167,13 @@ class LiveRows:
         long_ago_ns = time.monotonic_ns() - round(1e9 * HANGS_SECONDS)
         stuck = set()
         for rank in self._files.values():
-            long = [call.number for call in rank.open.values() if call.start_ns < long_ago_ns]
+            long = [call.number for call in rank.open if call.start_ns < long_ago_ns]
             stuck |= {(rank.rank, number) for number in long if not rank.ended}
         if not stuck:
-            self._asked, self.hang = stuck, ""
-        elif stuck != self._asked and now >= self._ask_again:
+            self._asked, self._guilty, self.hang = stuck, set(), ""
+        stuck |= {(rank.rank, -1) for rank in self._files.values() if rank.ended and stuck}
+        has_ended = any(number < 0 for _, number in stuck - self._asked)
+        if stuck != self._asked and (has_ended or now >= self._ask_again):
             began = time.thread_time()
             self._asked, self.hang = stuck, self._report()
             self._ask_again = now + (time.thread_time() - began) / SHARE
@@ -155,6 +186,7 @@ class LiveRows:
         except TraceError:  # A line is half written, or the first is: the rows say what is known.
             return ""
         stuck = [hang for hang in hangs(trace) if waits_for_a_call(hang)]
+        self._guilty = set().union(*(hang.operation.missing for hang in stuck))
         known = last_seen(trace)
         unseen = [rank for rank in self._files.values() if rank.rank not in known]
         doing = {rank.rank: "computes" for rank in unseen if not rank.open}
@@ -217,32 +249,30 @@ class LiveDisplay:
         now = time.monotonic()
         if now < self._next:
             return
-        self._next = now + self.AGAIN_SECONDS
         head = f"{head}, {now - self._start:.0f} s"
         if in_a_notebook():
             self._show_output(head, rows)
         elif sys.stderr.isatty():
             self._show_lines([head, *(rows.lines() if rows is not None else [])])
+        self._next = now + max(self.AGAIN_SECONDS, 0.0 if rows is None else rows.rest_seconds)
 
     def step_aside(self) -> None:
         """Clear a terminal's lines before something else is printed: they come back below it."""
         if self._lines:
             self._show_lines([])
 
-    def end_with(self, sentence: str) -> None:
-        """Replace the rows, where there were any, by a sentence: the run has ended."""
+    def end_with(self, sentence: str, card: str = "") -> None:
+        """Replace the rows, if there were any, by a sentence or the run's card."""
         if self._output is not None:
-            self._replace({"text/html": f"<p>{html.escape(sentence)}</p>", "text/plain": sentence})
+            card = card or f"<p>{html.escape(sentence)}</p>"
+            self._replace({"text/html": card, "text/plain": sentence})
+            self._output = None
 
     def _show_output(self, head: str, rows: LiveRows | None) -> None:
         lines, shown = [head], f"<p><strong>{html.escape(head)}</strong></p>"
         if rows is not None:
-            table, hang = rows.table(), rows.hang.splitlines()
-            lines += [*table.lines(), *hang]
-            if len(table.rows) > 1:
-                shown += f'<div style="{_ROWS_STYLE}">{table.html()}</div>'
-            for sentence in hang:
-                shown += f'<p role="status" style="{_HANG_STYLE}">{html.escape(sentence)}</p>'
+            seen = rows.rows()
+            lines, shown = lines + rows.lines(rows=seen), shown + rows.html(seen)
         self._replace({"text/html": shown, "text/plain": "\n".join(lines)})
 
     def _replace(self, data: dict[str, str]) -> None:

@@ -96,7 +96,7 @@ class PausedJob:
         stuck, others = _without_end(found, may_come, by_rpc=gate_server.is_open)
         sentences = tuple(each.sentence for each in report(stuck, trace, gate))
         why = "; ".join(each.sentence for each in report(others, trace, gate)) or _text(doing)
-        return HeldHang(sentences, why, stage_of(gate_server, doing, stuck))
+        return HeldHang(sentences, why, stage_of(gate_server, doing, stuck, inside(trace)))
 
     @property
     def trace(self) -> Trace:

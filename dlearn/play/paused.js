@@ -19,12 +19,14 @@ function drawGate(parent, state, id, isHeld) {
   const toAll = stage.wires.find(({ dst }) => dst < 0);
   if (toAll) add(svg, "circle", { class: "box", cx: toAll.ends[1][0], cy: toAll.ends[1][1], r: 7 });
   state.lanes.forEach((name, lane) => {
-    const box = drawBox(svg, name, lane, { stage, now: undefined, sent: [] });
+    const never = state.guilty.filter((rank) => !state.inside.includes(rank));
+    const hung = stage.wide >= LEAST_WIDE ? [state.inside, never] : [[], []];
+    const box = drawBox(svg, name, lane, { stage, now: { hung }, sent: [] });
     box.parentNode.classList.toggle("absent", state.guilty.includes(lane));
     const calls = state.waiting.filter(({ rank }) => rank === lane);
     const more = calls.length > 1 ? ` and ${calls.length - 1} more` : "";
-    const words = calls.slice(0, 1).map(({ op, bytes }) => `${op} ${sizeText(bytes).replace(" ", "\xa0")}${more}`);
-    if (stage.wide >= LEAST_WIDE) drawWords(box, [words[0] ?? state.now[lane]], stage);
+    const words = calls.slice(0, 1).flatMap(({ op, bytes, site }) => [op + more, sizeText(bytes), site]);
+    if (stage.wide >= LEAST_WIDE) drawWords(box, words.length ? words : [state.now[lane]], stage);
     calls.slice(0, MOST_WAITING).forEach((call, number) => {
       const packet = drawWaiting(svg, state, call, number);
       const label = `Release ${name}'s ${call.op} #${call.number}, ${sizeText(call.bytes)}`;
