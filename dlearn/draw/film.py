@@ -20,7 +20,7 @@ from dlearn.trace import Trace
 _NARROWEST_IN, _WIDEST_IN, _GAP_IN = 0.9, 1.7, 0.14  # Narrower ones stand in two rows.
 _LOWEST_IN, _TALLEST_IN, _ROW_IN = 0.6, 1.7, 0.28
 _LINE_IN = 1.35 * TEXT_PT / 72
-_FAINTEST = 0.15
+_FAINTEST = 0.25
 
 
 @canvas.for_cells

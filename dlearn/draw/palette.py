@@ -172,7 +172,7 @@ def shade_at_night(color: str) -> str:
 
 
 def _is_pale(color: Color) -> bool:
-    return min(to_rgb(color)) >= 0.7 or color in WORKS
+    return min(to_rgb(color)) >= 0.7 or color in GROUNDS.values()
 
 
 def contrast(one: Color, other: Color) -> float:
