@@ -12,11 +12,11 @@ from dlearn.analysis.ddp.breakdown import Breakdown
 from dlearn.analysis.ddp.breakdown import breakdown as parts_of
 from dlearn.analysis.ddp.bucket_times import BucketTime, BucketTimes, begins_of, bucket_times
 from dlearn.analysis.ddp.training_steps import Phase, TrainingStep
-from dlearn.analysis.findings import hang_finding, hang_title
+from dlearn.analysis.findings import hang_finding
 from dlearn.analysis.telling.explanations import network_sentences
 from dlearn.draw import canvas, palette
 from dlearn.draw.canvas import Style, legend_of, points, points_per_ms, write
-from dlearn.draw.palette import FAINT, INK, MISSING, WAITING_HATCH, Color, cut, plain, text_width
+from dlearn.draw.palette import FAINT, INK, MISSING, WAITING_HATCH, cut, plain, text_width
 from dlearn.draw.timeline_model import brief_name
 from dlearn.shown import count_text, size_text, time_text
 from dlearn.trace import Trace
@@ -288,13 +288,11 @@ def breakdown(traces: Trace | Mapping[str, Trace], *, ax: Axes | None = None) ->
     for block, run in zip(blocks, found.values(), strict=True):
         _mark_last_rank(ax, block, run)
     named = {text.get_gid() for text in ax.texts}
-    title, red, notes = _step_title(found), dict[str, Color](), _step_notes(found, [bar.of for bar in bars])
-    hang = next((trace for trace in runs.values() if hang_finding(trace)), None)
-    if hang is not None:
-        notes = [f"{hang_finding(hang)}.", f"{title}. Steps that ended before.", *notes]
-        title, red = hang_title(hang), canvas.in_red(hang)
-    legend = legend_of(ax, _STYLES, named)
-    return canvas.frame(ax, title=title, legend=legend, notes=notes, marked=red)
+    title, notes = _step_title(found), _step_notes(found, [bar.of for bar in bars])
+    hang = next(filter(None, map(hang_finding, runs.values())), "")
+    if hang:
+        title, notes = f"Before the hang: {title[0].lower()}{title[1:]}", [f"{hang}.", *notes]
+    return canvas.frame(ax, title=title, legend=legend_of(ax, _STYLES, named), notes=notes)
 
 
 def _blocks(found: Mapping[str, Breakdown]) -> tuple[list[list[StepBar]], float]:

@@ -98,17 +98,16 @@ class Breakdown(Result, frozen=True):
         if shares.pop("communication that is not hidden", None) is not None:
             # Which of the two it is decides what to do: a slow rank, or a slow network.
             shares["transfer that is not hidden"] = self._share("transfer")
-            shares[f"waiting for {self._late}"] = self._share("waiting")
+            shares["waiting for later ranks"] = self._share("waiting")
+            waits: Counter[int] = sum((each.waits for each in self.middle), Counter())
+            for rank, waited_ns in waits.most_common(1):
+                if 2 * waited_ns > waits.total():
+                    del shares["waiting for later ranks"]
+                    total_ns = sum(each.total_ns for each in self.middle)
+                    shares[f"waiting for {self.labels[rank]}"] = waited_ns / total_ns
         part, share = max(shares.items(), key=lambda item: item[1])
         whose = " of all ranks' time" * (len(self.middle) > 1)
         return f"{self._step()}: {share:.0%}{whose} is {part}"
-
-    @property
-    def _late(self) -> str:
-        """Return the rank that most of the waiting is for, if it is one."""
-        waits: Counter[int] = sum((each.waits for each in self.middle), Counter())
-        rank, longest = max(waits.items(), key=lambda pair: pair[1], default=(0, 0))
-        return self.labels[rank] if 2 * longest > waits.total() else "later ranks"
 
     def _step(self, which: str = "") -> str:
         longest = time_text(_longest_ns(self.middle))

@@ -81,8 +81,8 @@ class BucketTime(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def title(self) -> str:
-        """Return "step 1", or the number of the pass."""
-        return self.step or f"backward pass {self.backward}"
+        """Return "step 1", or the number of the pass, which counts from 1 as in a hang's sentences."""
+        return self.step or f"backward pass {self.backward + 1}"
 
 
 class BucketTimes(Result, frozen=True):
