@@ -66,9 +66,8 @@ def accuracies(text: str) -> list[float]:
 def two_sends(folder: Path) -> str:
     """1,000 B to rank 1 in "step 0", 2.5 ms later 20 B back; and NCCL, whose messages nobody knows."""
     job = Job(folder, ranks=2)
-    steps = {rank: job.span(rank, "step 0") for rank in (0, 1)}
-    job.send(0, 1, size=1000, parent=steps[0], start_ns=1_000_000, end_ns=2_000_000)
-    job.recv(1, 0, size=1000, parent=steps[1], start_ns=1_000_000, end_ns=2_000_000)
+    step = job.span((0, 1), "step 0")
+    job.message(0, 1, size=1000, parent=step, start_ns=1_000_000, end_ns=2_000_000)
     job.message(1, 0, size=20, start_ns=3_500_000, end_ns=4_000_000)
     job.group("gpus", (0, 1), backend="nccl")
     job.collective("all_reduce", size=8, group="gpus", start_ns=5_000_000, end_ns=6_000_000)

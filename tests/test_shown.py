@@ -69,10 +69,8 @@ def test_refused_and_failed_calls_stand_beside_those_that_went_through(tmp_path)
 def test_names_of_strangers_stay_on_one_line_and_are_no_markup(tmp_path):
     job = Job(tmp_path, ranks=2, names=("<b>\nbold", ""))
     span = "step <script>\n</script>"
-    for rank in range(2):
-        parent = job.span(rank, span)
-        evil = tensor(4, dtype="<i>\x1b[31m\u202e")
-        job.collective("all_reduce", ranks=[rank], inputs=(evil,), parent=parent, phase="<u>\r", site="<a>\n:1")
+    parent, evil = job.span((0, 1), span), tensor(4, dtype="<i>\x1b[31m\u202e")
+    job.collective("all_reduce", inputs=(evil,), parent=parent, phase="<u>\r", site="<a>\n:1")
     (tmp_path / "a\nb<i>.jsonl").touch()
     trace = job.load()
     assert "\n" not in trace.label(0)

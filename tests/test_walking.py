@@ -50,8 +50,7 @@ def test_in_any_job_no_rank_acts_on_what_it_has_not_got(tmp_path_factory, ranks,
     job, now = Job(tmp_path_factory.mktemp("job"), ranks=ranks), dict.fromkeys(range(ranks), 0)
     for op, computed, took in made:
         starts = {rank: now[rank] + 1000 * computed[rank] for rank in now}
-        for rank in now:
-            job.stretch(rank, "forward", now[rank], starts[rank])
+        job.stretch(now, "forward", now, starts)
         # A broadcast's tree leads from lower ranks to higher ones; a ring leads through all.
         needed = {rank: max(starts[each] for each in now if op != "broadcast" or each <= rank) for rank in now}
         ends = {rank: needed[rank] + 1000 * took[rank] for rank in now}
