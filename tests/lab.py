@@ -25,7 +25,6 @@ class Lab:
     """A server that runs; `folder` holds its notebooks."""
 
     folder: Path
-    home: Path
     address: str
     token: str
 
@@ -63,9 +62,15 @@ def running_lab(home: Path) -> Iterator[Lab]:
         command = [sys.executable, "-m", "jupyterlab", *(f"--{name}={value}" for name, value in options.items())]
         server = psutil.Popen(command, env=_environment(home), stdin=subprocess.DEVNULL, stdout=output, stderr=output)
     try:
-        yield Lab(folder, home, _address(server, home, log), token)
+        yield Lab(folder, _address(server, home, log), token)
     finally:
-        _end(server)
+        own = [server, *server.children(recursive=True)]
+        server.terminate()  # It ends its kernels, and they their ranks.
+        _, left = psutil.wait_procs(own, timeout=10)
+        for process in left:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        assert left == [], "JupyterLab left processes behind"
 
 
 def _environment(home: Path) -> dict[str, str]:
@@ -86,14 +91,3 @@ def _address(server: psutil.Popen, home: Path, log: Path) -> str:
             return str(json.loads(file.read_text())["url"])
         time.sleep(0.05)
     raise AssertionError(f"JupyterLab has not started:\n{log.read_text()}")
-
-
-def _end(server: psutil.Popen) -> None:
-    """It ends its kernels, and they their ranks. What is left after ten seconds is killed, and fails the test."""
-    own = [server, *server.children(recursive=True)]
-    server.terminate()
-    _, left = psutil.wait_procs(own, timeout=10)
-    for process in left:
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
-    assert left == [], "JupyterLab left processes behind"

@@ -19,7 +19,7 @@ PICTURES = {f"{name}.svg" for name in ("timeline", "traffic", "sequence")}
 FILES = {"index.html", "explanation.txt", "messages.csv", "server.txt", "trace", "server-trace"} | PICTURES
 
 
-def test_demo_trains_explains_and_draws(tmp_path, monkeypatch, capfd):
+def test_demo_trains_explains_and_draws(own_folder, tmp_path, monkeypatch, capfd):
     """In this process, where the pictures can be looked at; test_interrupt_ends_quietly_with_130 starts its own."""
     out = tmp_path / "out"
     (out / "trace").mkdir(parents=True)
@@ -27,7 +27,6 @@ def test_demo_trains_explains_and_draws(tmp_path, monkeypatch, capfd):
     (out / "mine.txt").write_text("stays")
     (out / "explanation.txt").write_text("goes")
 
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "agg")
     unreadable: list[list[str]] = []
     end = watch(lambda figure, found: unreadable.append(found))
@@ -152,8 +151,7 @@ def test_who_has_read_enough_ends_the_table_quietly(tmp_path):
         (["explain", "TRACE", "--stpe", "3"], 2, "--stpe 3. Did you mean --step? See dlearn explain --help."),
     ],
 )
-def test_what_cannot_be_asked_so_is_one_line_with_what_to_try(arguments, status, to_try, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_what_cannot_be_asked_so_is_one_line_with_what_to_try(arguments, status, to_try, own_folder, capsys):
     two_sends(tmp_path / "TRACE")
     Path("FILE").touch()
     ended = main(arguments)
@@ -166,7 +164,6 @@ def test_what_cannot_be_asked_so_is_one_line_with_what_to_try(arguments, status,
 
 
 def test_a_picture_is_named_with_its_finding_and_help_tells_of_a_command(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
     two_sends(tmp_path / "TRACE")
     assert main(["draw", "traffic", "TRACE", "--step", "0", "-o", "x.svg"]) == 0
     assert capsys.readouterr() == ("x.svg: Rank 0 sends 1.00 kB to rank 1, nothing comes back\n", "")
@@ -178,7 +175,6 @@ def test_a_picture_is_named_with_its_finding_and_help_tells_of_a_command(tmp_pat
 
 
 def test_the_newest_trace_is_read_where_none_is_given_and_a_folder_of_traces_is_listed(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
     for folder in (Path("traces", "old"), Path("traces", "new")):
         two_sends(folder)
     dead = max(Path("traces", "old").iterdir())
