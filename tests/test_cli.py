@@ -19,9 +19,9 @@ PICTURES = {f"{name}.svg" for name in ("timeline", "traffic", "sequence")}
 FILES = {"index.html", "explanation.txt", "messages.csv", "server.txt", "trace", "server-trace"} | PICTURES
 
 
-def test_demo_trains_explains_and_draws(own_folder, tmp_path, monkeypatch, capfd):
+def test_demo_trains_explains_and_draws(own_folder, monkeypatch, capfd):
     """In this process, where the pictures can be looked at; test_interrupt_ends_quietly_with_130 starts its own."""
-    out = tmp_path / "out"
+    out = Path("out")
     (out / "trace").mkdir(parents=True)
     (out / "trace" / "of the last time").write_text("goes")
     (out / "mine.txt").write_text("stays")
@@ -152,7 +152,7 @@ def test_who_has_read_enough_ends_the_table_quietly(tmp_path):
     ],
 )
 def test_what_cannot_be_asked_so_is_one_line_with_what_to_try(arguments, status, to_try, own_folder, capsys):
-    two_sends(tmp_path / "TRACE")
+    two_sends(Path("TRACE"))
     Path("FILE").touch()
     ended = main(arguments)
     told, errors = capsys.readouterr()
@@ -163,8 +163,8 @@ def test_what_cannot_be_asked_so_is_one_line_with_what_to_try(arguments, status,
     assert sorted(os.listdir()) == ["FILE", "TRACE"]
 
 
-def test_a_picture_is_named_with_its_finding_and_help_tells_of_a_command(tmp_path, capsys, monkeypatch):
-    two_sends(tmp_path / "TRACE")
+def test_a_picture_is_named_with_its_finding_and_help_tells_of_a_command(own_folder, capsys):
+    two_sends(Path("TRACE"))
     assert main(["draw", "traffic", "TRACE", "--step", "0", "-o", "x.svg"]) == 0
     assert capsys.readouterr() == ("x.svg: Rank 0 sends 1.00 kB to rank 1, nothing comes back\n", "")
     assert main(["draw", "timeline", "TRACE", "--arrows", "-o", "y.svg"]) == 0
@@ -174,7 +174,7 @@ def test_a_picture_is_named_with_its_finding_and_help_tells_of_a_command(tmp_pat
         assert f"usage: dlearn {command} " in capsys.readouterr().out
 
 
-def test_the_newest_trace_is_read_where_none_is_given_and_a_folder_of_traces_is_listed(tmp_path, capsys, monkeypatch):
+def test_the_newest_trace_is_read_where_none_is_given_and_a_folder_of_traces_is_listed(own_folder, capsys):
     for folder in (Path("traces", "old"), Path("traces", "new")):
         two_sends(folder)
     dead = max(Path("traces", "old").iterdir())
