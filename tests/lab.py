@@ -57,10 +57,15 @@ def running_lab(home: Path) -> Iterator[Lab]:
         **{"IdentityProvider.token": token, "ServerApp.open_browser": "False", "ServerApp.allow_root": "True"},
         **{"LabApp.extension_manager": "readonly", "LabApp.expose_app_in_browser": "True"},
     }
+    places = {  # All of Jupyter's files are in `home`.
+        **{"JUPYTER_CONFIG_DIR": "config", "JUPYTER_DATA_DIR": "data", "JUPYTER_RUNTIME_DIR": "runtime"},
+        **{"JUPYTERLAB_SETTINGS_DIR": "settings", "JUPYTERLAB_WORKSPACES_DIR": "workspaces", "IPYTHONDIR": "ipython"},
+    }
+    environment = os.environ | {name: str(home / place) for name, place in places.items()}
     log = home / "lab.log"
     with log.open("w") as output:
         command = [sys.executable, "-m", "jupyterlab", *(f"--{name}={value}" for name, value in options.items())]
-        server = psutil.Popen(command, env=_environment(home), stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        server = psutil.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
     try:
         yield Lab(folder, _address(server, home, log), token)
     finally:
@@ -71,15 +76,6 @@ def running_lab(home: Path) -> Iterator[Lab]:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         assert left == [], "JupyterLab left processes behind"
-
-
-def _environment(home: Path) -> dict[str, str]:
-    """What this test was started with, but all of Jupyter's files in `home`."""
-    own = {
-        **{"JUPYTER_CONFIG_DIR": "config", "JUPYTER_DATA_DIR": "data", "JUPYTER_RUNTIME_DIR": "runtime"},
-        **{"JUPYTERLAB_SETTINGS_DIR": "settings", "JUPYTERLAB_WORKSPACES_DIR": "workspaces", "IPYTHONDIR": "ipython"},
-    }
-    return {**os.environ, **{name: str(home / folder) for name, folder in own.items()}}
 
 
 def _address(server: psutil.Popen, home: Path, log: Path) -> str:

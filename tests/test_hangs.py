@@ -18,6 +18,17 @@ def job(job):
     assert hangs(Trace.load(job.folder)) or "It was slow, not hung" in str(explain(Trace.load(job.folder)))
 
 
+def test_a_rank_that_waits_elsewhere(job):
+    """Rank 1 skipped the all_reduce, and waits in one of a group of its own."""
+    job.group("own", [0, 1])
+    job.collective("all_reduce", ranks=[0], start_ns=10, end_ns=None, site="a.py:1")
+    job.recv(1, None, start_ns=20, end_ns=None, group="own", site="a.py:9")
+    job.says(
+        "rank 1 never called it, it is in recv #1 of the group of rank 0 and rank 1 (a.py:9)",
+        "; no message has come for it, from any rank",
+    )
+
+
 def test_one_of_two_threads_waits_for_its_own_call(job):
     """Worker 1 runs two functions: one waits for a call of its own, the other computes, and may be done soon."""
     for rank in (0, 1):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.colors import to_hex
 from matplotlib.text import Text
-from pictures import ddp_buckets, ddp_step, lanes, parts, texts, title, words
+from pictures import MS, US, ddp_buckets, ddp_step, lanes, parts, texts, title, words
 from traces import Job
 
 from dlearn import analysis, draw, explain, operations
@@ -18,9 +18,6 @@ from dlearn.analysis import step_times
 from dlearn.draw.palette import MISSING
 from dlearn.errors import TraceError
 from dlearn.events.event import NOT_OBSERVED
-
-US = 1000
-MS = 1000 * US
 
 
 def named(folder, lengths, *, never=()):

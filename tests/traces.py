@@ -128,6 +128,7 @@ class Job:
         self,
         kind: type[seen.Event],
         ranks: Ranks,
+        /,
         *,
         start_ns: Number = 10,
         end_ns: Number = None,
