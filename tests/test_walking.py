@@ -57,8 +57,7 @@ def test_in_any_job_no_rank_acts_on_what_it_has_not_got(tmp_path_factory, ranks,
         root = {"root": 0} if op in ("broadcast", "reduce") else {}
         job.collective(op, size=0 if op == "barrier" else 8 * words, start_ns=starts, end_ns=ends, **root)
         now = ends
-    for rank in now:
-        job.stretch(rank, "optimizer", now[rank], now[rank] + 5)
+    job.stretch(now, "optimizer", now, {rank: at + 5 for rank, at in now.items()})
     check_order(walk_of(job.load()))
 
 
