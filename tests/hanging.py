@@ -37,12 +37,3 @@ def in_calls(*numbers: int) -> Stuck:
         return sorted(first.values()) == list(numbers)
 
     return stuck
-
-
-def said(text: str, *names: int | str) -> Stuck:
-    """These ranks have printed this, as the last thing that they did."""
-    return lambda run: all(text in run.output[name] for name in names)
-
-
-def all_of(*conditions: Stuck) -> Stuck:
-    return lambda run: all(condition(run) for condition in conditions)

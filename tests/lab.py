@@ -25,7 +25,6 @@ class Lab:
     """A server that runs; `folder` holds its notebooks."""
 
     folder: Path
-    home: Path
     address: str
     token: str
 
@@ -58,23 +57,25 @@ def running_lab(home: Path) -> Iterator[Lab]:
         **{"IdentityProvider.token": token, "ServerApp.open_browser": "False", "ServerApp.allow_root": "True"},
         **{"LabApp.extension_manager": "readonly", "LabApp.expose_app_in_browser": "True"},
     }
-    log = home / "lab.log"
-    with log.open("w") as output:
-        command = [sys.executable, "-m", "jupyterlab", *(f"--{name}={value}" for name, value in options.items())]
-        server = psutil.Popen(command, env=_environment(home), stdin=subprocess.DEVNULL, stdout=output, stderr=output)
-    try:
-        yield Lab(folder, home, _address(server, home, log), token)
-    finally:
-        _end(server)
-
-
-def _environment(home: Path) -> dict[str, str]:
-    """What this test was started with, but all of Jupyter's files in `home`."""
-    own = {
+    places = {  # All of Jupyter's files are in `home`.
         **{"JUPYTER_CONFIG_DIR": "config", "JUPYTER_DATA_DIR": "data", "JUPYTER_RUNTIME_DIR": "runtime"},
         **{"JUPYTERLAB_SETTINGS_DIR": "settings", "JUPYTERLAB_WORKSPACES_DIR": "workspaces", "IPYTHONDIR": "ipython"},
     }
-    return {**os.environ, **{name: str(home / folder) for name, folder in own.items()}}
+    environment = os.environ | {name: str(home / place) for name, place in places.items()}
+    log = home / "lab.log"
+    with log.open("w") as output:
+        command = [sys.executable, "-m", "jupyterlab", *(f"--{name}={value}" for name, value in options.items())]
+        server = psutil.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+    try:
+        yield Lab(folder, _address(server, home, log), token)
+    finally:
+        own = [server, *server.children(recursive=True)]
+        server.terminate()  # It ends its kernels, and they their ranks.
+        _, left = psutil.wait_procs(own, timeout=10)
+        for process in left:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        assert left == [], "JupyterLab left processes behind"
 
 
 def _address(server: psutil.Popen, home: Path, log: Path) -> str:
@@ -86,14 +87,3 @@ def _address(server: psutil.Popen, home: Path, log: Path) -> str:
             return str(json.loads(file.read_text())["url"])
         time.sleep(0.05)
     raise AssertionError(f"JupyterLab has not started:\n{log.read_text()}")
-
-
-def _end(server: psutil.Popen) -> None:
-    """It ends its kernels, and they their ranks. What is left after ten seconds is killed, and fails the test."""
-    own = [server, *server.children(recursive=True)]
-    server.terminate()
-    _, left = psutil.wait_procs(own, timeout=10)
-    for process in left:
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
-    assert left == [], "JupyterLab left processes behind"

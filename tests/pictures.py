@@ -148,12 +148,10 @@ def training(folder: Path, name: str = "", *, steps: int = 1) -> Trace:
     """Steps of DDP on two ranks, two buckets, rank 1 late; rank 1 has written 200 B more than its messages say."""
     job = ranks(folder, name)
     job.connect()
-    for rank in range(2):
-        job.counters(rank, 0)
+    job.counters((0, 1), 0)
     ddp_buckets(job)
     for step in range(steps):
-        for rank in range(2):
-            job.span(rank, f"step {step + 1}", start_ns=400 * step * US, end_ns=400 * (step + 1) * US)
+        job.span((0, 1), f"step {step + 1}", start_ns=400 * step * US, end_ns=400 * (step + 1) * US)
         ddp_step(job, 400 * step, late=30, backward=step)
     for rank in range(2):
         job.counters(rank, 1252 + 200 * rank)
@@ -161,9 +159,8 @@ def training(folder: Path, name: str = "", *, steps: int = 1) -> Trace:
 
 
 def ddp_buckets(job: Job) -> None:
-    for rank in range(2):
-        job.bucket(rank, 0, {"b": 40}, count=2)
-        job.bucket(rank, 1, {"a": 60}, count=2)
+    job.bucket((0, 1), 0, {"b": 40}, count=2)
+    job.bucket((0, 1), 1, {"a": 60}, count=2)
 
 
 def ddp_step(job: Job, at: int = 0, *, late: int = 0, backward: int = 0) -> None:

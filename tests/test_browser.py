@@ -343,8 +343,7 @@ def test_the_first_collective_plays_once_seen_until_a_click_or_python_ends_it(br
 def test_who_never_came_is_an_empty_place_with_red_wires_and_what_is_derived_moves_along_dashes(browser, tmp_path):
     job = Job(tmp_path, ranks=3)
     job.collective("all_reduce", size=300, start_ns=0, end_ns=1_000_000)
-    for rank in range(3):
-        job.stretch(rank, "forward", 1_100_000, 1_200_000)
+    job.stretch(range(3), "forward", 1_100_000, 1_200_000)
     job.collective("all_reduce", size=300, ranks=[0, 2], start_ns=2_000_000, end_ns=None)
     trace = job.load()
     for part, step in ((trace.between(1.5, 3), 0), (trace, 1)):
@@ -365,7 +364,7 @@ def in_steps(folder: Path) -> Job:
     for step in range(6):
         begin = step * 1_000_000
         # A parent has the same number on all ranks: each makes three events in a step.
-        [parent] = {made.span(rank, f"step {step}", start_ns=begin, end_ns=begin + 900_000) for rank in range(3)}
+        parent = made.span(range(3), f"step {step}", start_ns=begin, end_ns=begin + 900_000)
         starts = {rank: begin + 1000 + 50_000 * (rank == 1) for rank in range(3)}
         made.collective("all_reduce", size=300, start_ns=starts, end_ns=begin + 200_000, parent=parent)
         times = {"start_ns": begin + 300_000, "end_ns": begin + 310_000, "parent": parent}

@@ -19,15 +19,14 @@ PICTURES = {f"{name}.svg" for name in ("timeline", "traffic", "sequence")}
 FILES = {"index.html", "explanation.txt", "messages.csv", "server.txt", "trace", "server-trace"} | PICTURES
 
 
-def test_demo_trains_explains_and_draws(tmp_path, monkeypatch, capfd):
+def test_demo_trains_explains_and_draws(own_folder, monkeypatch, capfd):
     """In this process, where the pictures can be looked at; test_interrupt_ends_quietly_with_130 starts its own."""
-    out = tmp_path / "out"
+    out = Path("out")
     (out / "trace").mkdir(parents=True)
     (out / "trace" / "of the last time").write_text("goes")
     (out / "mine.txt").write_text("stays")
     (out / "explanation.txt").write_text("goes")
 
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "agg")
     unreadable: list[list[str]] = []
     end = watch(lambda figure, found: unreadable.append(found))
@@ -66,9 +65,8 @@ def accuracies(text: str) -> list[float]:
 def two_sends(folder: Path) -> str:
     """1,000 B to rank 1 in "step 0", 2.5 ms later 20 B back; and NCCL, whose messages nobody knows."""
     job = Job(folder, ranks=2)
-    steps = {rank: job.span(rank, "step 0") for rank in (0, 1)}
-    job.send(0, 1, size=1000, parent=steps[0], start_ns=1_000_000, end_ns=2_000_000)
-    job.recv(1, 0, size=1000, parent=steps[1], start_ns=1_000_000, end_ns=2_000_000)
+    step = job.span((0, 1), "step 0")
+    job.message(0, 1, size=1000, parent=step, start_ns=1_000_000, end_ns=2_000_000)
     job.message(1, 0, size=20, start_ns=3_500_000, end_ns=4_000_000)
     job.group("gpus", (0, 1), backend="nccl")
     job.collective("all_reduce", size=8, group="gpus", start_ns=5_000_000, end_ns=6_000_000)
@@ -153,9 +151,8 @@ def test_who_has_read_enough_ends_the_table_quietly(tmp_path):
         (["explain", "TRACE", "--stpe", "3"], 2, "--stpe 3. Did you mean --step? See dlearn explain --help."),
     ],
 )
-def test_what_cannot_be_asked_so_is_one_line_with_what_to_try(arguments, status, to_try, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    two_sends(tmp_path / "TRACE")
+def test_what_cannot_be_asked_so_is_one_line_with_what_to_try(arguments, status, to_try, own_folder, capsys):
+    two_sends(Path("TRACE"))
     Path("FILE").touch()
     ended = main(arguments)
     told, errors = capsys.readouterr()
@@ -166,9 +163,8 @@ def test_what_cannot_be_asked_so_is_one_line_with_what_to_try(arguments, status,
     assert sorted(os.listdir()) == ["FILE", "TRACE"]
 
 
-def test_a_picture_is_named_with_its_finding_and_help_tells_of_a_command(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    two_sends(tmp_path / "TRACE")
+def test_a_picture_is_named_with_its_finding_and_help_tells_of_a_command(own_folder, capsys):
+    two_sends(Path("TRACE"))
     assert main(["draw", "traffic", "TRACE", "--step", "0", "-o", "x.svg"]) == 0
     assert capsys.readouterr() == ("x.svg: Rank 0 sends 1.00 kB to rank 1, nothing comes back\n", "")
     assert main(["draw", "timeline", "TRACE", "--arrows", "-o", "y.svg"]) == 0
@@ -178,8 +174,7 @@ def test_a_picture_is_named_with_its_finding_and_help_tells_of_a_command(tmp_pat
         assert f"usage: dlearn {command} " in capsys.readouterr().out
 
 
-def test_the_newest_trace_is_read_where_none_is_given_and_a_folder_of_traces_is_listed(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_the_newest_trace_is_read_where_none_is_given_and_a_folder_of_traces_is_listed(own_folder, capsys):
     for folder in (Path("traces", "old"), Path("traces", "new")):
         two_sends(folder)
     dead = max(Path("traces", "old").iterdir())

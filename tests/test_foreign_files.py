@@ -11,14 +11,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_flight_recorder import GLOO, dump_of, in_archive
-from test_kineto import DLRM, kernel, write
+from test_kineto import DLRM, SAMPLES, kernel, write
 from test_nccl_log import made_log
 
 from dlearn import Trace, explain
 from dlearn.cli import main
 from dlearn.errors import TraceError
 
-SAMPLES = Path(__file__).with_name("samples")
 NOT_READ = {
     "all_reduce.0.et": "a Chakra execution trace (.et)",
     "ncv4-topo.xml": "NCCL's topology (XML)",

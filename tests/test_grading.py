@@ -81,9 +81,8 @@ def test_glass_boxes_pass_with_the_pattern_of_their_name_and_the_bytes_of_their_
 
 def message(job: Job, src: int, dst: int, size: int, *, at: int = 10, data: bytes | None = None) -> None:
     """A send and its recv, which takes from `at` to `at + 5`. `data` is what its checksum is of."""
-    checksum = None if data is None else zlib.crc32(data)
-    job.send(src, dst, size=size, start_ns=at, end_ns=at + 5, checksum=checksum)
-    job.recv(dst, src, size=size, start_ns=at, end_ns=at + 5)
+    checksum = {src: None if data is None else zlib.crc32(data)}
+    job.message(src, dst, size=size, start_ns=at, end_ns=at + 5, checksum=checksum)
 
 
 def sent(folder, ranks: int, edges, size: int = 100):
@@ -161,11 +160,6 @@ def test_the_pair_that_does_not_fit_is_named(tmp_path, edges, pattern, words):
     assert words in finding(assert_traffic, sent(tmp_path, 4, edges), pattern=pattern)
 
 
-def small(job: Job) -> None:
-    job.send(0, 1, size=8)
-    job.recv(1, 0, size=4)
-
-
 @pytest.mark.parametrize(
     ("call", "without", "words"),
     [
@@ -173,7 +167,7 @@ def small(job: Job) -> None:
         (lambda job: job.send(0, 1, end_ns=None, by=NOT_OBSERVED), (), "send #1: rank 1 never received it"),
         (lambda job: job.collective("all_magic", size=4), (), "no schedule of"),
         (lambda job: job.send(0, 1), [1], "send #1: the file of rank 1 is not here or not whole"),
-        (small, (), "send #1: sends 8 B into a buffer of 4 B"),
+        (lambda job: job.message(0, 1, size={0: 8, 1: 4}), (), "send #1: sends 8 B into a buffer of 4 B"),
         (lambda job: job.collective("barrier"), (), "there is no operation with data in this trace; there is: 1 × bar"),
     ],
 )

@@ -1,11 +1,11 @@
-"""Who waits for whom, and how it is told. (More kinds of hangs are frozen: tests/frozen/by_hand.zip, "hangs-...".)"""
+"""Who waits for whom, and how it is told. (Most kinds of hangs are frozen: tests/frozen/by_hand.zip, "hangs-...".)"""
 
 import pytest
 
 from dlearn import Trace, explain
 from dlearn.analysis import hangs
-from dlearn.events.event import REFUSED, RpcCall, RpcRun, Worker
-from dlearn.events.job_facts import Exit, Heartbeat, OtherMpiCall, Stopped
+from dlearn.events.event import RpcCall, RpcRun, Worker
+from dlearn.events.job_facts import OtherMpiCall, Stopped
 
 MS = 1_000_000
 
@@ -18,12 +18,6 @@ def job(job):
     assert hangs(Trace.load(job.folder)) or "It was slow, not hung" in str(explain(Trace.load(job.folder)))
 
 
-def test_a_call_that_one_rank_never_made(job):
-    job.collective("all_reduce", size=4, start_ns=10, end_ns=20)
-    job.collective("all_reduce", size=4, ranks=[0], start_ns=50, end_ns=None, site="quickstart.py:14")
-    job.says("rank 0 waits for rank 1 in all_reduce #2 (quickstart.py:14); rank 1 never called it")
-
-
 def test_a_rank_that_waits_elsewhere(job):
     """Rank 1 skipped the all_reduce, and waits in one of a group of its own."""
     job.group("own", [0, 1])
@@ -32,39 +26,6 @@ def test_a_rank_that_waits_elsewhere(job):
     job.says(
         "rank 1 never called it, it is in recv #1 of the group of rank 0 and rank 1 (a.py:9)",
         "; no message has come for it, from any rank",
-    )
-
-
-def test_ranks_that_wait_in_a_circle(job):
-    for rank in (1, 0):
-        job.recv(rank, 1 - rank, end_ns=None, site="a.py:1")
-    job.says("rank 0 and rank 1 wait for each other: rank 0 in recv #1 (a.py:1), rank 1 in recv #1 (a.py:1)")
-
-
-def test_a_call_that_was_refused(job):
-    job.collective("all_gather", ranks=[0], by=REFUSED, error="RuntimeError", site="a.py:5")
-    job.collective("all_gather", ranks=[1], end_ns=None)
-    job.says("rank 0 never came to it, its all_gather #1 (a.py:5) was refused at once: RuntimeError")
-
-
-def test_a_rank_that_was_killed(job):
-    job.collective("barrier", ranks=[0], end_ns=None)
-    job.files[1] += [Heartbeat(at_ns=50, site="a.py:3"), Exit(status=-9)]
-    job.says("rank 1 never called it, it was killed by SIGKILL")
-
-
-def test_an_unused_parameter(job):
-    """DDP: on rank 1 the gradient of "b.bias" never comes."""
-    for rank in (0, 1):
-        job.bucket(rank, 0, {"b.weight": 4, "b.bias": 4})
-        job.gradient(rank, "b.weight", backward=9)
-    job.gradient(0, "b.bias", backward=9)
-    facts = {"launcher": "reducer", "phase": "backward", "backward": 9}
-    job.collective("all_reduce", size=8, ranks=[0], end_ns=None, start_ns=30, **facts)
-    job.files[1].append(Heartbeat(at_ns=50, ended="returned"))
-    job.says(
-        "rank 0 waits for rank 1 in all_reduce #1 (bucket 0: b.weight, b.bias); rank 1 never produced the gradients of"
-        " b.bias in backward pass 1, it has returned from its function"
     )
 
 

@@ -77,14 +77,6 @@ def test_a_send_larger_than_its_buffer_is_a_problem_and_an_end_that_nobody_saw_g
     ("story", "why"),
     [
         (
-            lambda job: job.collective({0: "all_reduce", 1: "broadcast"}, size=4, root=0),
-            "the ranks called different operations: all_reduce, broadcast",
-        ),
-        (
-            lambda job: job.collective("all_reduce", size={0: 4, 1: 8}),
-            "the ranks called it with different sizes: 4, 8 B",
-        ),
-        (
             lambda job: job.event(Collective, 0, op="all_reduce", group="?", seq=1, end_ns=20),
             "the line that describes its process group is lost",
         ),

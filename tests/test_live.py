@@ -50,10 +50,7 @@ def pids_of(run):
 
 def let_through(run):
     """All calls, one by one; their ops."""
-    ops = []
-    while call := run.step():
-        ops.append(call.op)
-    return ops
+    return [call.op for call in iter(run.step, None)]
 
 
 def test_calls_wait_and_are_let_through_one_by_one(monkeypatch):

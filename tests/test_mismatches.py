@@ -31,12 +31,6 @@ def test_roots_are_group_ranks_and_the_sentence_names_ranks_of_the_job(job):
     job.says("the ranks called it with different roots: root 2 on rank 1, root 1 on rank 2")
 
 
-def test_different_dtypes(job):
-    half, single = (tensor(8, dtype="bfloat16"),), (tensor(8, dtype="float32"),)
-    job.collective("all_reduce", inputs={0: half, 1: single, 2: half})
-    job.says("different dtypes: bfloat16 on ranks 0 and 2, float32 on rank 1: its results mean nothing")
-
-
 def test_parts_of_which_only_the_totals_agree(job):
     """Rank 1 has 8 B for rank 2, which takes 4 B from it, and 4 B more from rank 0."""
     splits, takes = [(4, 4, 4), (4, 4, 8), (4, 4, 4)], [(4, 4, 4), (4, 4, 4), (8, 4, 4)]
@@ -121,11 +115,6 @@ def test_calls_of_two_threads(job):
     job.says(
         "rank 0 called all_reduce #1 at train.py:9, rank 1 at save.py:3, rank 2 at train.py:9; rank 0 called it on"
     )
-
-
-def test_a_lost_send(job):
-    job.send(1, 2, size=80, end_ns=None, ended_by=NOT_OBSERVED, site="a.py:6")
-    job.says("rank 1 ended without waiting for its send #1 (a.py:6) of 80 B, which rank 2 never received")
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from test_run import dlearn_run, script
-from waiting import all_end, comes_true, lives
+from waiting import all_end, comes_true
 
 import dlearn
 from dlearn import Cluster, Trace, analysis, draw
@@ -335,10 +335,6 @@ cluster.run(for_ever)
 """
 
 
-def is_stopped(pid: int) -> bool:
-    return lives(pid) and psutil.Process(pid).status() == psutil.STATUS_STOPPED
-
-
 @needs_network
 @pytest.mark.slow
 def test_a_killed_notebook_leaves_nothing(tmp_path):
@@ -348,9 +344,10 @@ def test_a_killed_notebook_leaves_nothing(tmp_path):
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) as notebook:
         pids = set(map(int, notebook.stdout.readline().split()))
         assert len(pids) >= 5
-        assert comes_true(lambda: any(map(is_stopped, pids)))
-        (switch,) = (pid for pid in pids if any(w.endswith("switch.py") for w in psutil.Process(pid).cmdline()))
-        os.kill(switch, signal.SIGKILL)
+        started = [psutil.Process(pid) for pid in pids]
+        assert comes_true(lambda: psutil.STATUS_STOPPED in [each.status() for each in started])
+        (switch,) = (each for each in started if any(w.endswith("switch.py") for w in each.cmdline()))
+        switch.kill()
         notebook.kill()
     assert all_end(pids)
 

@@ -62,7 +62,6 @@ def test_the_slowest_stage_is_named_and_what_is_no_pipeline_is_said_so(tmp_path)
 def test_a_strip_is_titled_with_the_bubble_of_a_pipeline_that_ended(job, tmp_path):
     equal = pipeline(tmp_path / "equal", stages=3, micro_batches=4)
     assert play.strip(equal).title == "A step of 180 ms, 33% of it bubble"  # (4 + 2) x 30 ms, and 2 of 6
-    for rank in (0, 1):
-        job.span(rank, "F0", start_ns=0, end_ns=9)
+    job.span((0, 1), "F0", start_ns=0, end_ns=9)
     job.collective("all_reduce", ranks=[0], end_ns=None)
     assert play.strip(job.load()).title == "1 call of 2 ranks"

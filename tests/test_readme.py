@@ -140,7 +140,8 @@ def test_every_block_runs_and_prints_what_the_page_shows_and_nothing_is_left(tmp
     walk = walked(tmp_path_factory.mktemp("empty"), tmp_path_factory.mktemp("s"))
     different = [block for block in RUN if not is_as_shown(block, walk.printed[block])]
     assert [f"{block.section}: {block.text}\nprinted: {walk.printed[block]}" for block in different] == []
-    of_the_walk = [process for process in psutil.process_iter() if folder_of(process) == walk.folder]
+    everybodys = psutil.process_iter(["cwd"])
+    of_the_walk = [process for process in everybodys if process.info["cwd"] == str(walk.folder)]
     _, left = psutil.wait_procs(of_the_walk, timeout=60)
     assert [process.cmdline() for process in left] == []
 
@@ -152,10 +153,3 @@ def is_as_shown(block: Block, text: str) -> bool:
             return False
         printed = printed[printed.index(part) + len(part) :]
     return shows(block) != "" or FAILED not in printed
-
-
-def folder_of(process: psutil.Process) -> Path | None:
-    try:
-        return Path(process.cwd())
-    except psutil.Error:  # It has ended, or is another user's.
-        return None

@@ -22,17 +22,11 @@ def ring_of_two(job, measured):
     On the wire 200 + 4 x 96 = 584 B, and 4 x 48 = 192 B in answer to the other's: 776 B each way.
     """
     job.connect()
-    count(job, 8)
+    job.counters((0, 1), 8)
     job.collective("all_reduce", size=200)
     for rank, sent in enumerate(measured):
         job.counters(rank, None if sent is None else 8 + sent)
     return job.load()
-
-
-def count(job, *sent, **facts):
-    """A sample of each of two ranks, which have written the same."""
-    for rank in (0, 1):
-        job.counters(rank, *sent, **facts)
 
 
 def test_what_the_counters_confirm(job):
@@ -71,9 +65,9 @@ def test_what_does_not_agree_is_said_and_not_confirmed(job, measured, residues, 
 def test_what_goes_over_connections_of_no_known_group_is_counted_once(job):
     job.connect()
     job.connect(known=False)
-    count(job, 8, 8)
+    job.counters((0, 1), 8, 8)
     job.collective("all_reduce", size=200)
-    count(job, 784, 308)
+    job.counters((0, 1), 784, 308)
     residues = [(pair.group, pair.residue_bytes) for pair in reconcile(job.load()).whole.pairs]
     assert residues == [("world", 0), ("world", 0), ("", 308), ("", 308)]
 
@@ -81,7 +75,7 @@ def test_what_goes_over_connections_of_no_known_group_is_counted_once(job):
 def test_a_part_is_not_given_what_was_counted_for_others(job):
     """The counters were read before and after both collectives; for one of them alone nothing was measured."""
     job.connect()
-    count(job, 8, phase="backward")
+    job.counters((0, 1), 8, phase="backward")
     job.collective("all_reduce", size=200, phase="backward")
     job.collective("broadcast", size=100, root=0)
     job.counters(0, 8 + 776 + 100 + 48, phase="backward")

@@ -28,9 +28,8 @@ NAMES = {0: "w0", 1: "w1", 2: "w2", 3: "w3"}
 
 def come(job, who, op="init_process_group", *, end_ns=None, start_ns=10, **facts):
     """These ranks call `op`; with `end_ns` they come out."""
-    for rank in who:
-        given = {"site": "a.py:5", "as_rank": rank} | facts
-        job.event(Rendezvous, rank, op=op, start_ns=start_ns, end_ns=end_ns, **given)
+    given = {"site": "a.py:5", "as_rank": {rank: rank for rank in who}} | facts
+    job.event(Rendezvous, who, op=op, start_ns=start_ns, end_ns=end_ns, **given)
 
 
 def alone(job):

@@ -197,17 +197,16 @@ def test_no_orphans_when_the_command_is_killed(tmp_path):
         (["--trace", "a.py/new", "a.py"], "a.py/new cannot be made: Not a directory"),
     ],
 )
-def test_a_run_that_is_refused_is_one_sentence_and_leaves_nothing(tmp_path, monkeypatch, capsys, arguments, told):
-    (tmp_path / "old").mkdir()
-    (tmp_path / "old" / "a-1.jsonl").write_text("precious")
-    (tmp_path / "a.py").touch()
-    monkeypatch.chdir(tmp_path)
+def test_a_run_that_is_refused_is_one_sentence_and_leaves_nothing(own_folder, monkeypatch, capsys, arguments, told):
+    Path("old").mkdir()
+    Path("old", "a-1.jsonl").write_text("precious")
+    Path("a.py").touch()
     monkeypatch.setattr(os, "environ", dict(os.environ))  # What it tells the script it would start.
     assert main(["run", *arguments]) == 2
     [sentence] = capsys.readouterr().err.splitlines()
     assert told in sentence
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.py", "old"]
-    assert (tmp_path / "old" / "a-1.jsonl").read_text() == "precious"
+    assert sorted(os.listdir()) == ["a.py", "old"]
+    assert Path("old", "a-1.jsonl").read_text() == "precious"
 
 
 def test_help_needs_no_torch_and_has_a_line_for_each_option_of_ours(tmp_path):
@@ -218,14 +217,11 @@ def test_help_needs_no_torch_and_has_a_line_for_each_option_of_ours(tmp_path):
     ours = ("trace", "steps", "hang-after", "graph", "gather", "live", "hold", "sources", "network")
     assert [name for name in ours if f"\n  --{name} " not in said[0].stdout] == []
     assert said[0].stdout.splitlines()[-1].startswith("example: dlearn run ")
-    assert (said[1].returncode, said[1].stderr.partition(",")[0]) == (
-        1,
-        "dlearn: dlearn run --nproc-per-node needs torch",
-    )
+    assert said[1].returncode == 1
+    assert said[1].stderr.startswith("dlearn: dlearn run --nproc-per-node needs torch,")
 
 
-def test_a_second_run_into_the_folder_of_one_that_has_not_ended_is_refused(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_second_run_into_the_folder_of_one_that_has_not_ended_is_refused(own_folder, tmp_path, capsys):
     Path("waits.py").write_text("print('runs', flush=True); input()")
     command = [sys.executable, "-m", "dlearn", "run", "--trace", "t", "waits.py"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as first:

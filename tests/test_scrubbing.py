@@ -19,11 +19,10 @@ def test_no_name_of_the_user_is_left(tmp_path):
     job = Job(tmp_path / "trace", ranks=2)
     job.group("secret-pair", range(2))
     job.connect()
-    for rank in range(2):
-        job.span(rank, "step 3")
-        for number, name in enumerate(("secret project", "secret", "step_secret", "secret.weight")):
-            job.span(rank, name)
-            job.bucket(rank, number, {name: 40})
+    job.span((0, 1), "step 3")
+    for number, name in enumerate(("secret project", "secret", "step_secret", "secret.weight")):
+        job.span((0, 1), name)
+        job.bucket((0, 1), number, {name: 40})
     job.collective("all_reduce", size=400, group="secret-pair", site="secret/train.py:14")
     again, left = scrubbed(job.load().path, tmp_path / "out")
     assert b"secret" not in left

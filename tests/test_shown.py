@@ -40,10 +40,6 @@ def test_operations_are_a_table_of_the_first_ten_and_a_sequence_of_all(tmp_path)
     assert (lines[-1], len(lines)) == (f"and {len(sent) - 10} more", 13)
 
 
-def sentences(trace):
-    return list(explain(trace).sentences)
-
-
 def test_refused_and_failed_calls_stand_beside_those_that_went_through(tmp_path):
     job = Job(tmp_path, ranks=2)
     job.collective("all_reduce", size=4, by=REFUSED, error="RuntimeError")
@@ -52,7 +48,7 @@ def test_refused_and_failed_calls_stand_beside_those_that_went_through(tmp_path)
     job.collective("all_reduce", size=4)
     job.send(0, 1, size=8, by=REFUSED, error="ValueError", start_ns=15)
     job.message(0, 1, size=8, start_ns=15)
-    told = sentences(job.load())
+    told = [*explain(job.load()).sentences]
     assert told[:7] == [
         "2 ranks (gloo): 5 of 6 operations explained by 17 messages"
         " (16 derived from the backend's algorithm, 1 observed).",
@@ -69,10 +65,8 @@ def test_refused_and_failed_calls_stand_beside_those_that_went_through(tmp_path)
 def test_names_of_strangers_stay_on_one_line_and_are_no_markup(tmp_path):
     job = Job(tmp_path, ranks=2, names=("<b>\nbold", ""))
     span = "step <script>\n</script>"
-    for rank in range(2):
-        parent = job.span(rank, span)
-        evil = tensor(4, dtype="<i>\x1b[31m\u202e")
-        job.collective("all_reduce", ranks=[rank], inputs=(evil,), parent=parent, phase="<u>\r", site="<a>\n:1")
+    parent, evil = job.span((0, 1), span), tensor(4, dtype="<i>\x1b[31m\u202e")
+    job.collective("all_reduce", inputs=(evil,), parent=parent, phase="<u>\r", site="<a>\n:1")
     (tmp_path / "a\nb<i>.jsonl").touch()
     trace = job.load()
     assert "\n" not in trace.label(0)
@@ -88,6 +82,6 @@ def test_any_number_of_kinds_is_a_readable_answer(tmp_path):
     job = Job(tmp_path, ranks=2)
     for size in range(1, 101):
         job.collective("all_reduce", size=size)
-    told = sentences(job.load())
+    told = [*explain(job.load()).sentences]
     assert len(told) == 1 + 40 + 1 + 1 + 1
     assert told[-3] == "In all: 60 more operations of 60 more kinds; operations(trace) lists them."

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.colors import to_hex
 from matplotlib.text import Text
-from pictures import ddp_buckets, ddp_step, lanes, parts, texts, title, words
+from pictures import MS, US, ddp_buckets, ddp_step, lanes, parts, texts, title, words
 from traces import Job
 
 from dlearn import analysis, draw, explain, operations
@@ -19,17 +19,13 @@ from dlearn.draw.palette import MISSING
 from dlearn.errors import TraceError
 from dlearn.events.event import NOT_OBSERVED
 
-US = 1000
-MS = 1000 * US
-
 
 def named(folder, lengths, *, never=()):
     """Spans of so many ms each; `never` are (rank, step) without an end."""
     job, ends = Job(folder, ranks=2), [*accumulate(lengths, initial=0)]
     for step, (start, end) in enumerate(pairwise(ends)):
-        for rank in range(2):
-            end_ns = None if (rank, step) in never else end * MS
-            job.span(rank, f"step {step}", start_ns=start * MS, end_ns=end_ns)
+        end_ns = {rank: None if (rank, step) in never else end * MS for rank in range(2)}
+        job.span((0, 1), f"step {step}", start_ns=start * MS, end_ns=end_ns)
     return job.load()
 
 
@@ -41,15 +37,13 @@ def trained(folder, late_ms=100, steps=8):
         at, late = step * 1000 * MS, late_ms * MS * (step == 6)
         facts = {"launcher": "reducer", "backward": step, "phase": "backward"}
         for name, size, ready, later in (("b", 40, at + 12 * MS, 0), ("a", 60, at + 16 * MS, late)):
-            for rank in range(2):
-                job.gradient(rank, name, at_ns=ready + later * rank)
+            job.gradient((0, 1), name, at_ns={0: ready, 1: ready + later})
             starts = {0: ready + MS, 1: ready + MS + later}
             job.collective("all_reduce", size=size, start_ns=starts, end_ns=starts[1] + 2 * MS, **facts)
-        for rank in range(2):
-            layer = job.span(rank, "layer 1", of_profiler=True, start_ns=at, end_ns=at + 10 * MS)  # No step.
-            job.stretch(rank, "forward", at, at + 10 * MS, parent=layer)
-            job.stretch(rank, "backward", at + 11 * MS, at + 22 * MS + late)
-            job.stretch(rank, "optimizer", at + 23 * MS + late, at + 25 * MS + late)
+        layer = job.span((0, 1), "layer 1", of_profiler=True, start_ns=at, end_ns=at + 10 * MS)  # No step.
+        job.stretch((0, 1), "forward", at, at + 10 * MS, parent=layer)
+        job.stretch((0, 1), "backward", at + 11 * MS, at + 22 * MS + late)
+        job.stretch((0, 1), "optimizer", at + 23 * MS + late, at + 25 * MS + late)
     return job.load()
 
 
@@ -72,16 +66,14 @@ def test_a_step_keeps_its_operations_whole_and_one_that_differs_is_named(job):
     """Between steps 2 and 3 the loss is averaged; in step 5, which never ends, rank 1 does not come to bucket 1."""
     for step in range(6):
         at, facts = step * 100 * MS, {"launcher": "reducer", "backward": step, "phase": "backward"}
-        for rank in range(2):
-            job.stretch(rank, "forward", at + rank, at + 10 * MS)
+        job.stretch((0, 1), "forward", {0: at, 1: at + 1}, at + 10 * MS)
         for index in range(2 if step else 3):
             ranks = [0] if (step, index) == (5, 1) else [0, 1]
             start, end = at + (20 + 10 * index) * MS, None if ranks == [0] else at + 60 * MS
             job.collective("all_reduce", ranks=ranks, start_ns=start, end_ns=end, size=40, **facts)
-        for rank in range(2):
-            job.stretch(rank, "backward", at + 11 * MS, None if step == 5 else at + 70 * MS)
-            if step < 5:
-                job.stretch(rank, "optimizer", at + 71 * MS, at + 80 * MS)
+        job.stretch((0, 1), "backward", at + 11 * MS, None if step == 5 else at + 70 * MS)
+        if step < 5:
+            job.stretch((0, 1), "optimizer", at + 71 * MS, at + 80 * MS)
         if step == 2:
             job.collective("all_reduce", size=4, start_ns=at + 90 * MS, end_ns=at + 91 * MS)
     trace = job.load()
@@ -113,8 +105,8 @@ def test_steps_of_fsdp_by_its_first_optimizer_and_what_they_wait_for_gathers(tmp
     for at in range(0, 60, 20):
         facts = {"phase": "forward", "module": "blocks.0", "by": by, "end_ns": at + 6 if seen else None}
         job.collective("all_gather_single", size=8, start_ns={0: at + 1, 1: at + 4}, **facts)
-        for rank, optimizer in ((0, 0), (1, 0), (0, 1), (1, 1)):
-            job.stretch(rank, "optimizer", at + 10 + optimizer, at + 11 + optimizer, of=optimizer, site="a.py:1")
+        for optimizer in (0, 1):
+            job.stretch((0, 1), "optimizer", at + 10 + optimizer, at + 11 + optimizer, of=optimizer, site="a.py:1")
     trace = job.load()
     for step in range(3):
         assert [one.start_ns for one in operations(trace.step(step))] == [20 * step + 1]
@@ -175,18 +167,15 @@ VIEWS = (draw.timeline, draw.steps, draw.sequence, draw.traffic, draw.traffic_gr
 def test_the_rank_that_a_title_says_is_waited_for_is_red_in_its_picture(tmp_path):
     """Of 30 ranks, rank 1 never begins the last backward pass: it has no gradient there, and no call."""
     job = Job(tmp_path, ranks=30)
-    for rank in range(30):
-        job.bucket(rank, 0, {"p0": 40}, count=1)
+    job.bucket(range(30), 0, {"p0": 40}, count=1)
     for step in range(4):
         at, facts = step * 30 * MS, {"launcher": "reducer", "backward": step, "phase": "backward"}
         here = [rank for rank in range(30) if rank != 1 or step < 3]
-        for rank in here:
-            job.stretch(rank, "forward", at, at + 8 * MS)
-            job.gradient(rank, "p0", at_ns=at + 9 * MS, backward=step)
+        job.stretch(here, "forward", at, at + 8 * MS)
+        job.gradient(here, "p0", at_ns=at + 9 * MS, backward=step)
         end = None if step == 3 else at + 12 * MS
         job.collective("all_reduce", ranks=here, start_ns=at + 10 * MS, end_ns=end, size=40, **facts)
-        for rank in here:
-            job.stretch(rank, "backward", at + 8 * MS, None if step == 3 else at + 13 * MS)
+        job.stretch(here, "backward", at + 8 * MS, None if step == 3 else at + 13 * MS)
     trace = job.load()
     told = {}
     for view in VIEWS:
@@ -258,9 +247,8 @@ def test_hidden_and_exposed_are_all_of_the_communication(tmp_path_factory, calls
         ends = start + later + took
         facts = {"launcher": "reducer", "backward": 0, "phase": "backward"}
         job.collective("all_reduce", size=4, start_ns={0: start, 1: start + later}, end_ns=ends, **facts)
-    for rank in range(2):
-        job.gradient(rank, "a", at_ns=last_gradient)
-        job.stretch(rank, "backward", 0, 200)
+    job.gradient((0, 1), "a", at_ns=last_gradient)
+    job.stretch((0, 1), "backward", 0, 200)
     for step in analysis.overlap(job.load()).steps:
         for share in step.shares:
             busy = set()
@@ -286,8 +274,8 @@ def test_a_real_run_has_every_gradient_in_a_bucket_that_was_sent_and_done(record
 
 def test_the_picture_of_buckets_has_a_row_for_each_rank_below_each_bucket(job):
     ddp_buckets(job)
-    for rank, name in ((0, "b"), (0, "a"), (1, "b"), (1, "a")):  # Inside no_sync: nothing is sent.
-        job.gradient(rank, name, at_ns=5 * US, backward=0)
+    for name in ("b", "a"):  # Inside no_sync: nothing is sent.
+        job.gradient((0, 1), name, at_ns=5 * US, backward=0)
     ddp_step(job, late=80, backward=1)
     trace = job.load()
     found = analysis.bucket_times(trace)

@@ -39,9 +39,9 @@ def short_lines(path: Path) -> list[bytes]:
     return [line for line in path.read_bytes().splitlines() if line.startswith(b"[")]
 
 
-def test_its_examples_are_a_trace_and_its_program_reads_them(tmp_path, monkeypatch, capsys):
+def test_its_examples_are_a_trace_and_its_program_reads_them(own_folder, capsys):
     (head, foot), event, short = (block.splitlines() for block in re.findall(r"```json\n(.*?)```", PAGE, re.S))
-    path = tmp_path / "traces" / "ddp" / "node1-4711.jsonl"
+    path = Path("traces/ddp/node1-4711.jsonl")
     path.parent.mkdir(parents=True)
     path.write_text("\n".join([head, *event, *short, foot.replace("1200", "5")]) + "\n")
     trace = Trace.load(path.parent)
@@ -50,7 +50,6 @@ def test_its_examples_are_a_trace_and_its_program_reads_them(tmp_path, monkeypat
     assert (one.number, one.ended_by, other.ended_by) == (41, "callback", "callback")
     assert (other.number, other.parent, other.seq, other.backward, other.end_ns) == (97, 96, 8, 2, 93482935107315)
     assert other.inputs == one.inputs
-    monkeypatch.chdir(tmp_path)
     (program,) = re.findall(r"```python\n(.*?)```", PAGE, re.S)
     names: dict[str, Any] = {}
     exec(program, names)  # The page's own program.

@@ -60,8 +60,7 @@ def test_many_ranks_are_told_by_pairs(tmp_path):
 def test_the_picture_says_which_bytes_it_shows(job):
     """100 B from rank 1 to rank 0: 196 B on the wire, and 48 B back."""
     job.connect()
-    for rank in (0, 1):
-        job.counters(rank, 8)
+    job.counters((0, 1), 8)
     job.message(1, 0, size=100)
     for rank, sent in enumerate((48, 196)):
         job.counters(rank, 8 + sent)

@@ -50,16 +50,14 @@ def test_in_any_job_no_rank_acts_on_what_it_has_not_got(tmp_path_factory, ranks,
     job, now = Job(tmp_path_factory.mktemp("job"), ranks=ranks), dict.fromkeys(range(ranks), 0)
     for op, computed, took in made:
         starts = {rank: now[rank] + 1000 * computed[rank] for rank in now}
-        for rank in now:
-            job.stretch(rank, "forward", now[rank], starts[rank])
+        job.stretch(now, "forward", now, starts)
         # A broadcast's tree leads from lower ranks to higher ones; a ring leads through all.
         needed = {rank: max(starts[each] for each in now if op != "broadcast" or each <= rank) for rank in now}
         ends = {rank: needed[rank] + 1000 * took[rank] for rank in now}
         root = {"root": 0} if op in ("broadcast", "reduce") else {}
         job.collective(op, size=0 if op == "barrier" else 8 * words, start_ns=starts, end_ns=ends, **root)
         now = ends
-    for rank in now:
-        job.stretch(rank, "optimizer", now[rank], now[rank] + 5)
+    job.stretch(now, "optimizer", now, {rank: at + 5 for rank, at in now.items()})
     check_order(walk_of(job.load()))
 
 

@@ -16,6 +16,7 @@ from dlearn.events.writer import Writer
 
 Number = int | None | Mapping[int, int | None]
 """Of all ranks, or by rank, as any other fact may be. None is a time that never came: the call hangs."""
+Ranks = int | Iterable[int]
 
 
 def header(rank: int | None = 0, **facts: Any) -> seen.Header:
@@ -95,21 +96,21 @@ class Job:
         own = {"tensors": (tensor(_at(size, rank)),), "seq": seq, "start_ns": 10, "end_ns": 20, **facts}
         return self.event(seen.PointToPoint, rank, op=op, peer=peer, **own)
 
-    def span(self, rank: int, name: str, **facts: Any) -> int:
+    def span(self, ranks: Ranks, name: str, **facts: Any) -> int:
         """Returns its number, the `parent` of what is inside."""
-        return self.event(seen.Span, rank, name=name, **{"start_ns": 0, "end_ns": 100, **facts})
+        return self.event(seen.Span, ranks, name=name, **{"start_ns": 0, "end_ns": 100, **facts})
 
-    def bucket(self, rank: int, index: int, parameters: Mapping[str, int], *, count: int = 1, **facts: Any) -> None:
+    def bucket(self, ranks: Ranks, index: int, parameters: Mapping[str, int], *, count: int = 1, **facts: Any) -> None:
         """Bucket `index` of `count`; `parameters` gives the bytes of each."""
         facts = {"model": 0, "index": index, "count": count, "built": "first", "start_ns": 0} | facts
-        self.event(seen.Bucket, rank, bytes=sum(parameters.values()), parameters=tuple(parameters), **facts)
+        self.event(seen.Bucket, ranks, bytes=sum(parameters.values()), parameters=tuple(parameters), **facts)
 
-    def gradient(self, rank: int, parameter: str, *, backward: int = 0, at_ns: int = 10) -> None:
+    def gradient(self, ranks: Ranks, parameter: str, *, backward: int = 0, at_ns: Number = 10) -> None:
         own: dict[str, Any] = {"model": 0, "bytes": 4, "backward": backward, "start_ns": at_ns}
-        self.event(seen.Gradient, rank, parameter=parameter, **own)
+        self.event(seen.Gradient, ranks, parameter=parameter, **own)
 
-    def stretch(self, rank: int, phase: str, start_ns: int, end_ns: int, **facts: Any) -> None:
-        self.event(seen.PhaseSpan, rank, phase=phase, start_ns=start_ns, end_ns=end_ns, **facts)
+    def stretch(self, ranks: Ranks, phase: str, start_ns: Number, end_ns: Number, **facts: Any) -> None:
+        self.event(seen.PhaseSpan, ranks, phase=phase, start_ns=start_ns, end_ns=end_ns, **facts)
 
     def connect(self, *, known: bool = True) -> None:
         """A connection between every two ranks, as gloo makes them for "world", or, if it is not `known`, beside it."""
@@ -119,29 +120,34 @@ class Job:
             id = sum(isinstance(line, seen.Socket) for line in self.files[rank])
             self.files[rank].append(seen.Socket(id=id, group=group, local=here, remote=there))
 
-    def counters(self, rank: int, *sent: int | None, **facts: Any) -> None:
+    def counters(self, ranks: Ranks, *sent: int | None, **facts: Any) -> None:
         """A sample: bytes written into each socket, in the order of `connect`."""
-        self.event(seen.Counters, rank, sent_bytes=sent, still=None, **facts)
+        self.event(seen.Counters, ranks, sent_bytes=sent, still=None, **facts)
 
     def event(
         self,
         kind: type[seen.Event],
-        rank: int,
+        ranks: Ranks,
+        /,
         *,
         start_ns: Number = 10,
         end_ns: Number = None,
         by: str = "return",
         **facts: Any,
     ) -> int:
-        """One line for its start, one for its end (with its `error`). `by=seen.NOT_OBSERVED`: nobody saw the end."""
-        number = self._numbers[rank]
-        self._numbers[rank] += 1
-        start, end = _at(start_ns, rank), _at(end_ns, rank)
-        facts = {name: _at(fact, rank) for name, fact in facts.items()}
-        assert start is not None
-        self.files[rank].append(kind(number=number, start_ns=start, **facts))
-        if end is not None or by == seen.NOT_OBSERVED:
-            self.files[rank].append(seen.End(event=number, at_ns=end, by=by, error=facts.get("error", "")))
+        """One line for its start, one for its end (with its `error`). `by=seen.NOT_OBSERVED`: nobody saw the end.
+
+        Returns its number, of several ranks that of the last.
+        """
+        for rank in [ranks] if isinstance(ranks, int) else ranks:
+            number = self._numbers[rank]
+            self._numbers[rank] += 1
+            start, end = _at(start_ns, rank), _at(end_ns, rank)
+            own = {name: _at(fact, rank) for name, fact in facts.items()}
+            assert start is not None
+            self.files[rank].append(kind(number=number, start_ns=start, **own))
+            if end is not None or by == seen.NOT_OBSERVED:
+                self.files[rank].append(seen.End(event=number, at_ns=end, by=by, error=own.get("error", "")))
         return number
 
     def _next(self, rank: int, group: str, kind: type) -> int:
