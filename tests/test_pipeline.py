@@ -64,4 +64,4 @@ def test_a_strip_is_titled_with_the_bubble_of_a_pipeline_that_ended(job, tmp_pat
     assert play.strip(equal).title == "A step of 180 ms, 33% of it bubble"  # (4 + 2) x 30 ms, and 2 of 6
     job.span((0, 1), "F0", start_ns=0, end_ns=9)
     job.collective("all_reduce", ranks=[0], end_ns=None)
-    assert play.strip(job.load()).title == "1 call of 2 ranks"
+    assert play.strip(job.load()).title == "Rank 0 waits for rank 1 in all_reduce #1"

@@ -183,7 +183,7 @@ def test_the_rank_that_a_title_says_is_waited_for_is_red_in_its_picture(tmp_path
         told[view] = title(ax)
         shown = {text.get_text() for text in ax.figure.findobj(Text) if to_hex(text.get_color()) == MISSING}
         assert {*re.findall(r"for (rank \d+)", told[view])} <= shown, told[view]
-    assert told[draw.buckets].endswith(" wait for rank 1 in bucket 0 of backward pass 3")
+    assert told[draw.buckets].endswith(" wait for rank 1 in bucket 0 of backward pass 4")
     assert all("for rank 1" in told[view] for view in VIEWS if view is not draw.breakdown)
 
 

@@ -58,8 +58,9 @@ def film(trace: Trace, *, ax: Axes | None = None) -> Axes:
     style = {"edgecolor": FAINT, "linewidth": 0.8, "linestyle": LINES[found.sent[0].how]}
     draw_boxes(ax, boxes, facecolor="none", **style)
     _name_halves(ax, found, shown, boxes)
+    whose = ", a column for each sender" * (family_of_op(operation.op) == "all_to_all")
     count = count_text(found.held.shape[2], "piece")
-    write(ax, 0.0, boxes[0][3] + 0.65 * _LINE_IN, f"{count} →", ha="left")
+    write(ax, 0.0, boxes[0][3] + 0.65 * _LINE_IN, f"{count}{whose} →", ha="left")
     every = 1 if high / len(names) >= _LINE_IN else max(1, len(names) - 1)
     middles = high * (np.arange(len(names)) + 0.5) / len(names)
     heights = np.add.outer([box[2] for box in boxes[::in_a_row]], middles[::every])

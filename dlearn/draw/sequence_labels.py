@@ -149,13 +149,14 @@ class BlockBuilder:
         after += f", tag {operation.tag}" if self.tagged and operation.tag is not None else ""
         names = [plain(name, most=120) for name in _message_names(operation, message)]
         room = columns * self.column_pt - 8
-        if self.many and operation.is_message:  # Of these, neighbours stand side by side.
-            names.append("")
-        else:
+        many = self.many and operation.is_message  # Of these, neighbours stand side by side.
+        if not many:
             room = min(max(_LONGEST_LABEL_PT, room), len(self.lines.names) * self.column_pt - 8)
-        room -= text_width(before + after)
-        shown = next((name for name in names if text_width(name) <= room), cut(names[-1], room))
-        return f"{before}{shown}{after}".strip()
+        left = room - text_width(before + after)
+        shown = next((name for name in names if text_width(name) <= left), None)
+        if shown is None and many:
+            return names[-1] if operation.micro_batch is not None else f"{before}{after}".strip()
+        return f"{before}{shown or cut(names[-1], left)}{after}".strip()
 
     def _middle(self, src: int, dst: int, label: str) -> float:
         """Return the middle of the arrow, moved so that the label stays inside of the picture."""
