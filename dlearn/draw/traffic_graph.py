@@ -14,8 +14,9 @@ import networkx as nx
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.bezier import BezierSegment
 from matplotlib.lines import Line2D
-from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Patch
+from matplotlib.patches import ConnectionStyle, FancyArrowPatch, FancyBboxPatch, Patch
 
 from dlearn import analysis
 from dlearn.analysis.findings import hang_title, pair_sentences, traffic_finding
@@ -208,7 +209,6 @@ def on_circle(count: int) -> list[Point]:
 
 
 def height_pt(ranks: Sequence[int], pairs: Sequence[Pair]) -> float:
-    """Return the height at which so many ranks can be read."""
     around = len(ranks) - (hub_of(ranks, pairs) is not None)
     if layers := tree_layers(pairs):
         return 2 * _OUTSIDE_PT + _LAYER_PT * (len(layers) - 1)
@@ -325,16 +325,13 @@ def place_labels(labels: Mapping[Pair, str], places: Mapping[int, Spot], size: P
 
 
 def curve(start: Point, end: Point, *, rad: float) -> np.ndarray:
-    """Return 101 points along matplotlib's `arc3`, a Bézier curve with one control point; y grows upwards."""
-    dx, dy = end[0] - start[0], end[1] - start[1]
-    control = (start[0] + end[0]) / 2 + rad * dy, (start[1] + end[1]) / 2 - rad * dx
-    t = np.linspace(0, 1, 101)[:, np.newaxis]
-    points: np.ndarray = (1 - t) ** 2 * start + 2 * t * (1 - t) * control + t**2 * end
+    """Return 101 points along matplotlib's `arc3`; y grows upwards."""
+    path = ConnectionStyle.Arc3(rad=rad).connect(start, end)
+    points: np.ndarray = BezierSegment(path.vertices)(np.linspace(0, 1, 101))
     return points
 
 
 def meets(box: Box, curves: Sequence[np.ndarray]) -> bool:
-    """Return whether one of these curves goes through the box."""
     points = np.reshape(curves, (-1, 2))
     return bool(((points > box[::2]) & (points < box[1::2])).all(axis=1).any())
 
