@@ -122,10 +122,7 @@ def frame(
 
 
 def said(title: str, names: Iterable[str]) -> dict[str, Color]:
-    """Return those of the names that the title says, unless all, as `frame` marks them.
-
-    Numbers of a scale are none.
-    """
+    """Return those of the names that the title says, unless all; numbers of a scale are none."""
     own = [name for name in names if name[:1].isalpha()]
     in_title = (re.search(rf"\b{re.escape(name)}\b", title, re.IGNORECASE) for name in own)
     found = [*compress(own, in_title)]
@@ -200,7 +197,6 @@ def points(ax: Axes, fraction: float, *, along: str) -> float:
 
 
 def points_per_ms(ax: Axes) -> float:
-    """Return the scale of a time axis in ms."""
     left, right = ax.get_xlim()
     return points(ax, 1.0, along="x") / (right - left)
 

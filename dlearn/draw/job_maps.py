@@ -37,8 +37,7 @@ GroupRow = Sequence[Group]  # Of a kind, and share no rank: equal in size and in
 def groups(trace: Trace, *, ax: Axes | None = None) -> Axes:
     """Draw ranks from left to right, and a row for each kind of process group.
 
-    Each group has a colour and a number. Where a line has no room for all ranks, each row goes on
-    in the lines below.
+    Each group has a colour and a number. A row goes on below where a line has no room for all.
     """
     rows = _rows_of(_groups_of(trace))
     members = {rank for row in rows for group in row for rank in group.members}
@@ -55,8 +54,7 @@ def groups(trace: Trace, *, ax: Axes | None = None) -> Axes:
         one = f"All {count_text(len(ranks), 'rank')} are in one group, the default group."
         return canvas.draw_message_instead(ax, one)
     sentences = [_sentence(trace, group) for row in rows for group in row]
-    what = "A row for each kind of process group, a cell for each member."
-    canvas.describe(ax, what, *sentences)
+    canvas.describe(ax, "A row for each kind of process group, a cell for each member.", *sentences)
     ax.set(xlim=(0, len(lines[0])), ylim=(height_in, 0), xticks=[], yticks=[])
     tops = [row_in * index + _NAME_IN for index in range(len(rows))]
     for top, row in zip(tops, rows, strict=True):
@@ -185,7 +183,6 @@ def topology(trace: Trace, *, group: str | None = None, ax: Axes | None = None) 
     ax = ax or canvas.new_axes(height_in=wanted / 72, left_in=0.15)
     height = points(ax, 1.0, along="y")
     high *= height / wanted
-    # The same in words, for readers who do not see it.
     names = wiring.labels
     sentences = [
         f"{names[link.src]} to {names[link.dst]}: {link.vias[0]}, {count_text(link.channels, 'channel')}."

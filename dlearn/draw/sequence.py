@@ -99,7 +99,6 @@ def _band(placed: tuple[Cycle, Block]) -> tuple[Cycle | None, str, str]:
 
 
 def _draw_block(ax: Axes, block: Block, y: float) -> None:
-    """Draw an operation: its head over its arrows, or over a bar."""
     count = round(ax.get_xlim()[1] + 0.5)
     column_pt = points(ax, 1.0, along="x") / count
     if block.heads:

@@ -165,10 +165,7 @@ def _write_all(ax: Axes, sent: Matrix, text: Callable[[int], str], size: float) 
 
 
 def label_sides(ax: Axes, sent: Matrix, wanted: Collection[int]) -> float:
-    """Name senders at the left, receivers on top; of many ranks every eighth, and those `wanted`.
-
-    Returns the inches on top. Names are upright where they do not fit.
-    """
+    """Name senders and receivers, of many every eighth and those `wanted`; return inches on top."""
     count, margin = len(sent.ranks), _margin(len(sent.ranks))
     every = 1 if count <= _MOST_NAMES else 8
     own = [place for place, rank in enumerate(sent.ranks) if rank in wanted and every > 1]

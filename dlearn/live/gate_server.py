@@ -1,7 +1,4 @@
-"""The server of the gate: the calls that wait there, and the order in which they are let through.
-
-The client, in each rank, is dlearn/hooks/gate.py.
-"""
+"""The server of the gate: calls that wait, and their order; its clients are hooks/gate.py."""
 
 import itertools
 import json

@@ -239,7 +239,6 @@ class PausedJob:
         return GateError(f"no call of {who} comes to the gate: {self._why_not()}")
 
     def _why_not(self) -> str:
-        """Say what is known of a job that does not go on."""
         if self.gate_server.trouble:
             return self.gate_server.trouble
         if self.gate_server.is_open and self.under_way:
@@ -291,9 +290,6 @@ def _rpc_texts(trace: Trace) -> dict[int, str]:
             callee = trace.label(exchange.dst)
             texts[exchange.src] = f"waits for {callee} in rpc_sync {call.function}(){line}"
     return texts
-
-
-# When no rank will come to the gate by itself -------------------------------------------------------------------------
 
 
 def settle(gate_server: GateServer, enough: Callable[[float], object], tell: bool) -> frozenset[Name] | None:

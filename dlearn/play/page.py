@@ -41,10 +41,7 @@ class Page:
 
 
 def page(title: str, snippet: str, path: Place = None) -> str:
-    """Return a page of its own around a snippet; write it to `path` too, if there is one.
-
-    The snippet's title becomes the heading. Raises SetupError where the file cannot be written.
-    """
+    """Return a page around a snippet, whose title is its heading; SetupError as of `write`."""
     heading = '<p class="title" role="heading" aria-level="1">'
     headed = snippet.replace('<p class="title">', heading, 1)
     made = render("page.html", title=title, content=Markup(headed))

@@ -1,7 +1,6 @@
-"""The player: a walk through a trace, step by step: a picture, what each rank holds, and a sentence for each step.
+"""The player: a walk through a trace, with a picture and a sentence for each step.
 
-`analysis.replay` makes the steps, `packing` turns them into data, and `player.js` shows them. A page that runs no
-scripts shows a static picture, and the first steps in words.
+`analysis.replay` makes the steps, `packing` turns them into data, and `player.js` shows them.
 """
 
 import os
@@ -100,7 +99,6 @@ class Player(Page):
         return self.snippet.replace(_PICTURE, f"{_PICTURE}{picture}", 1)
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
-        """Return what a notebook asks for when it is about to show this."""
         if self._widget is None and in_a_notebook():
             try:
                 self._widget = player_widget(self._name)
