@@ -61,9 +61,8 @@ def save(picture: Axes | Figure, path: str | os.PathLike[str]) -> None:
     """
     ending = Path(path).suffix.lower()
     if ending not in _METADATA:
-        raise DlearnError(
-            f"{Path(path).name!r}: a picture is saved as .svg, .png or .pdf, not as {ending or 'a file without ending'}"
-        )
+        what = f"not as {ending or 'a file without ending'}"
+        raise DlearnError(f"{Path(path).name!r}: a picture is saved as .svg, .png or .pdf, {what}")
     Path(path).write_bytes(svg_of(picture).encode() if ending == ".svg" else _content(figure_of(picture), ending))
 
 

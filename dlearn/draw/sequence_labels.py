@@ -225,8 +225,7 @@ class BlockBuilder:
                 sum(pair.message_count for pair in alike), label, self._middle(src, dst, label), wraps=wraps,
             )  # fmt: skip
             arrows.append(arrow)
-        fan = not apart and len({arrow.src for arrow in arrows}) == 1
-        if fan:
+        if not apart and len({arrow.src for arrow in arrows}) == 1:  # A fan.
             return [tuple(arrows)]
         rows = self._side_by_side(arrows)
         if not self.steps or len(rows) < 2:

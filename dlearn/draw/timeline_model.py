@@ -74,8 +74,7 @@ class TimelineModel:
         self.arrows, self.no_room = arrows_of(drawn, [*self.groups], self.sums, points_per_ns=scale, derived=derived)
         self.hidden = 0 if derived else self.sums.count["derived"]
         self.start_up = len(begun)  # Calls that RPC made before the program's first.
-        self.control = len(drawn) - len(called)
-        """Calls that RPC makes for itself."""
+        self.control = len(drawn) - len(called)  # Calls that RPC makes for itself.
 
     def _choose_spans(self) -> None:
         """Keep the phases and spans that have room, each span with its row in its lane and the shade of its box."""
