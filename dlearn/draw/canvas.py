@@ -25,6 +25,7 @@ from dlearn.trace import Trace
 
 WIDTH_IN = 9.0
 _SMALL_IN = 400 / 96
+Point = tuple[float, float]
 Box = tuple[float, float, float, float]  # Left, right, top, bottom.
 _Given = ParamSpec("_Given")
 _width_in = ContextVar("inches that a new figure is wide", default=WIDTH_IN)
@@ -212,19 +213,16 @@ def draw_boxes(ax: Axes, boxes: Iterable[Box], **style: Any) -> None:
     ax.add_collection(PolyCollection(corners, **style), autolim=False)
 
 
-def draw_lines(ax: Axes, lines: Iterable[Sequence[tuple[float, float]]], **style: Any) -> None:
+def draw_lines(ax: Axes, lines: Iterable[Sequence[Point]], **style: Any) -> None:
     """Draw one collection of lines through points; `style` as a LineCollection takes it."""
     ax.add_collection(LineCollection(list(lines), **style), autolim=False)
 
 
-def draw_arrow(
-    ax: Axes, start: tuple[float, float], end: tuple[float, float], *, how: str,
-    color: Color | None = None, **more: Any,
-) -> None:  # fmt: skip
+def draw_arrow(ax: Axes, start: Point, end: Point, *, how: str, **more: Any) -> None:
     """Draw an arrow from point to point; `more` as a FancyArrowPatch takes it."""
     style: dict[str, Any] = {"arrowstyle": "-|>", "mutation_scale": 10, "linewidth": 1.0, "zorder": 4}
-    style |= {"linestyle": palette.LINES[how], "color": color or palette.line_color(how), "shrinkA": 0, "shrinkB": 0}
-    style |= {"connectionstyle": "arc3", "joinstyle": "miter"}
+    style |= {"linestyle": palette.LINES[how], "color": palette.line_color(how)}
+    style |= {"connectionstyle": "arc3", "joinstyle": "miter", "shrinkA": 0, "shrinkB": 0}
     ax.add_patch(FancyArrowPatch(start, end, **style | more))
 
 

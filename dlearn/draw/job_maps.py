@@ -14,9 +14,9 @@ from matplotlib.patches import Circle, Rectangle
 from dlearn import analysis
 from dlearn.analysis.volume.topology import LinkSum, Topology
 from dlearn.draw import canvas
-from dlearn.draw.canvas import draw_arrow, points
+from dlearn.draw.canvas import Point, draw_arrow, points
 from dlearn.draw.palette import FAINT, INK, LANE, SERIES, SMALLEST_PT, TO_ITSELF, ink_on, plain, text_width
-from dlearn.draw.traffic_graph import Point, on_circle
+from dlearn.draw.traffic_graph import on_circle
 from dlearn.join.ends import Group
 from dlearn.join.matching import join_groups
 from dlearn.shown import count_text

@@ -22,14 +22,13 @@ from dlearn import analysis
 from dlearn.analysis.findings import hang_title, pair_sentences, traffic_finding
 from dlearn.analysis.volume.traffic import Traffic
 from dlearn.draw import canvas
-from dlearn.draw.canvas import Box, in_legend, points
+from dlearn.draw.canvas import Box, Point, in_legend, points
 from dlearn.draw.palette import INK, LANE, LINES, MISSING, TEXT_PT, Color, cut_names, line_color, look, text_width
 from dlearn.draw.traffic_matrix import draw_matrix, traffic_notes
 from dlearn.shown import count_text, size_text
 from dlearn.trace import Trace
 
 Pair = tuple[int, int]  # Sender and receiver.
-Point = tuple[float, float]
 
 MOST_RANKS, MOST_ARROWS = 24, 60  # More cannot be told apart in a circle: a matrix shows them.
 _FEW_ARROWS = 16  # More of them are thinner, to be told apart.
