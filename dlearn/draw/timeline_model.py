@@ -96,10 +96,8 @@ class TimelineModel:
         # One shade for "F0", "F1" and "F2", and the next for "B0" and "B1".
         works = spans_without_calls(trace)
         stems = list(dict.fromkeys(map(stem_of, works.values())))
-        own: list[int | None] = [None] * len(spans)
-        for place, span in enumerate(spans):
-            if (span.rank, span.number) in works:
-                own[place] = stems.index(stem_of(span)) % len(WORKS)
+        shades = {key: stems.index(stem_of(work)) % len(WORKS) for key, work in works.items()}
+        own = [shades.get((span.rank, span.number)) for span in spans]
         self.spans = list(zip(spans, rows_for(times, range(len(spans))), own, strict=True))
         """Spans, each with its row in its lane and the shade of its box; one with calls has a bracket."""
 

@@ -105,10 +105,8 @@ def write_numbers(ax: Axes, sent: Matrix) -> list[str]:
             return [] if all_send and not unit else [f"{unit}{'' if all_send else 'A dot: nothing sent.'}"]
     draw_sums(ax, sent)
     longest = max(map(max, _sums(sent)))
-    return [
-        f"The shade grows with the bytes, to {size_text(most)}; the longest bar is {size_text(longest)}."
-        " analysis.traffic has each number."
-    ]
+    ends = f"to {size_text(most)}; the longest bar is {size_text(longest)}"
+    return [f"The shade grows with the bytes, {ends}. analysis.traffic has each number."]
 
 
 def _sums(sent: Matrix) -> tuple[list[int], list[int]]:

@@ -210,10 +210,7 @@ class PausedJob:
         return self.gate_server.let_through(choose or of_rank)
 
     def settles(self, enough: Callable[[float], object], *, tell: bool = True) -> bool:
-        """Wait until no rank can come to the gate by itself, as from a call that can still end.
-
-        Return whether it is so; it may be `enough` before.
-        """
+        """Wait until no rank can come by itself, or it is `enough`; return whether none can."""
         began = time.monotonic()
         while (ranks := settle(self.gate_server, enough, tell)) and self._some_come_out(ranks):
             if time.monotonic() - began >= PATIENCE_SECONDS:

@@ -126,11 +126,7 @@ def _read(name: str) -> str:
 
 
 def widget(name: str, state: Any, *, needed_by: str) -> Any:
-    """Return Python's end of the link between a kernel and the pages of this name, which share its `state`.
-
-    It is an anywidget whose script is bridge.js. It lives as long as the kernel does and needs no output
-    cell: what is shown, saved and exported is the page's own HTML. SetupError without anywidget.
-    """
+    """Return Python's end of bridge.js, which shares `state`. SetupError without anywidget."""
     anywidget = optional("anywidget", needed_by=needed_by)
     import traitlets
 

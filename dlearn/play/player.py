@@ -60,9 +60,8 @@ class Player(Page):
     def step(self, step: int) -> None:
         last = len(self.sentences)
         if not isinstance(step, SupportsIndex) or not 0 <= step.__index__() <= last:
-            raise DlearnError(
-                f"this player has no step {step!r}: choose one from 0 (before the first message) to {last}"
-            )
+            what = f"choose one from 0 (before the first message) to {last}"
+            raise DlearnError(f"this player has no step {step!r}: {what}")
         self._warn_if_unlinked()
         self._move(step.__index__())
         if self._widget is not None:
@@ -137,9 +136,8 @@ def player(
     given = [] if messages is None else messages
     are_messages = isinstance(given, Sequence | Messages)
     if not are_messages or not all(isinstance(each, Message) for each in given):
-        raise DlearnError(
-            f"messages= takes the messages to play, and not {messages!r:.60}: such as dlearn.messages(trace)[:300]."
-        )
+        what = f"and not {messages!r:.60}: such as dlearn.messages(trace)[:300]"
+        raise DlearnError(f"messages= takes the messages to play, {what}.")
     if (count := len(all_messages(trace))) > 10_000:
         notice(f"making a player of a trace with {count:,} messages, which takes some seconds")
     return Player(walkthrough(trace, messages=messages, title=title, tags=tags), trace)
