@@ -1,6 +1,7 @@
 """The traffic matrix: how many bytes each rank sent to each other rank."""
 
 from collections.abc import Callable, Collection
+from functools import partial
 from itertools import product
 from typing import Any, Literal
 
@@ -97,7 +98,9 @@ def write_numbers(ax: Axes, sent: Matrix) -> list[str]:
     """
     most = max(sent.sizes.values(), default=0)
     units = dict.fromkeys(unit_of(size) for size in (most, sent.total_bytes))
-    for text, unit in ((size_text, ""), *((_in_unit(unit), f"Numbers in {unit[0]}. ") for unit in units)):
+    ways: list[tuple[Callable[[int], str], str]] = [(size_text, "")]
+    ways += [(partial(_in_unit, unit), f"Numbers in {unit[0]}. ") for unit in units]
+    for text, unit in ways:
         size = _size_that_fits(ax, sent, text)
         if size >= SMALLEST_PT:
             _write_all(ax, sent, text, size)
@@ -126,15 +129,11 @@ def draw_sums(ax: Axes, sent: Matrix) -> None:
     ax.bar(places, [size * scale for size in into], 0.7, bottom=start, gid="received", **style)
 
 
-def _in_unit(unit: Scale) -> Callable[[int], str]:
-    """Return a function that writes "1.50", three digits in this unit, and "<0.01" of less."""
-
-    def text(size: int) -> str:
-        if unit[1] == 1 or not size:
-            return f"{size:,}"
-        return three_digits(size / unit[1]) if size >= 0.005 * unit[1] else "<0.01"
-
-    return text
+def _in_unit(unit: Scale, size: int) -> str:
+    """Return "1.50", three digits in this unit, and "<0.01" of less."""
+    if unit[1] == 1 or not size:
+        return f"{size:,}"
+    return three_digits(size / unit[1]) if size >= 0.005 * unit[1] else "<0.01"
 
 
 def _size_that_fits(ax: Axes, sent: Matrix, text: Callable[[int], str]) -> float:
