@@ -34,10 +34,7 @@ _HATCHES = {_WAITS: WAITING_HATCH}
 
 
 def animate(walk: Walkthrough, path: str | os.PathLike[str], *, seconds: float, dark: bool) -> None:
-    """Write a GIF of 12 frames a second; what happens at the same time takes `seconds`.
-
-    If not all steps fit into 256 frames, the GIF says how many are left out.
-    """
+    """Write a GIF of 12 frames a second; what happens at the same time takes `seconds`."""
     file = Path(path)
     if file.suffix.lower() != ".gif":
         raise DlearnError(f"{file.name!r}: an animation is saved as .gif.")

@@ -85,9 +85,8 @@ def frame(
 ) -> Axes:  # fmt: skip
     """Put the finding above, legend and notes below; `above_in` and `below_in` are what the axes' own labels take.
 
-    Legend and notes become part of the picture's description. A figure of `new_axes` grows by them; one that the
-    reader brought along keeps its size. The names that are `marked` become bold, in these colours, as do
-    those of rows and columns that the title says.
+    Legend and notes become part of the description. A figure of `new_axes` grows by them, any other
+    keeps its size. Names that are `marked` become bold, in these colours, and those in the title.
     """
     names = [*ax.get_xticklabels(), *ax.get_yticklabels()]
     marked = said(title, (name.get_text() for name in names)) | dict(marked or {})

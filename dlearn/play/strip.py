@@ -255,9 +255,8 @@ def _step_facts(
 ) -> dict[str, Any]:
     """Return each step's title, start, end, span and length (-1: unfinished), and its cells.
 
-    A cell is a step on a rank: its index, lane, start, length and, where they are known, how long
-    it computed, sent what was not hidden, and waited. `awaited` says for each step and lane how
-    long the others waited for it.
+    A cell is a step on a rank: its index, lane, start, length and, where it is known, how long it
+    computed, sent what was not hidden, and waited; `awaited`: how long the others waited for it.
     """
     titled: list[tuple[str, int, int, int, int]] = []
     cells: list[list[int]] = []
