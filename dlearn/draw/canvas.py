@@ -140,8 +140,9 @@ def in_red(trace: Trace) -> dict[str, Color]:
     return {plain(trace.label(rank)): palette.MISSING for rank in never_came(trace)}
 
 
-def draw_message_instead(ax: Axes, sentence: str) -> Axes:
+def draw_message_instead(ax: Axes | None, sentence: str) -> Axes:
     """Write a sentence instead of a picture that would be empty; a figure of its own is as low."""
+    ax = ax or new_axes(height_in=1.0, left_in=0.15)
     ax.set_axis_off()
     if isinstance(figure := figure_of(ax), Drawing):
         figure.set_figheight(0.1)

@@ -171,7 +171,6 @@ def topology(trace: Trace, *, group: str | None = None, ax: Axes | None = None) 
         if wiring is not None and wiring.edges:
             advice = "are too many for a map: analysis.topology has their rings"
             why = f"{len(wiring.hosts)} hosts {advice}."
-        ax = ax or canvas.new_axes(height_in=1.0, left_in=0.15)
         return canvas.draw_message_instead(ax, why)
     links = _links_drawn(wiring)
     width, hosts = canvas.points_wide(ax, left_in=0.15), len(wiring.hosts)

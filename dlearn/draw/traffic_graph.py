@@ -90,7 +90,6 @@ def traffic_graph(trace: Trace, *, ax: Axes | None = None) -> Axes:
     ranks = sorted({*sent.ranks, *chain.from_iterable(pairs)})
     height = height_pt(ranks, pairs)
     if not ranks:
-        ax = ax or canvas.new_axes(height_in=height / 72, left_in=0.15)
         return canvas.draw_message_instead(ax, "This trace holds no process.")
     if len(ranks) > MOST_RANKS or len(arrows) > MOST_ARROWS:
         many = count_text(len(ranks), "rank") if len(ranks) > MOST_RANKS else count_text(len(arrows), "pair")
