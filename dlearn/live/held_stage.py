@@ -45,9 +45,7 @@ def snippet(name: str, title: str, stage: State) -> str:
 
 def stage_of(gate: GateServer, doing: Mapping[Name, str], hung: Iterable[Hang], inside: Iterable[int] = ()) -> State:
     """Return what a page shows: what ranks do, calls at the gate, who waits without end."""
-    from dlearn.draw.palette import look
-    from dlearn.draw.traffic_graph import spots_of
-    from dlearn.play.packing import MIDDLE, stage_facts
+    from dlearn.play.packing import MIDDLE, circle, hue
 
     names, calls = gate.names, [*gate.calls]
     number = {name: rank for rank, name in enumerate(names)}
@@ -60,10 +58,9 @@ def stage_of(gate: GateServer, doing: Mapping[Name, str], hung: Iterable[Hang], 
         gate.wires[wire] = None
         ops.add(call.op)
         made[call.rank, call.op in MESSAGES] += 1
-        facts: State = {"rank": ends[0], "wire": wire, "color": look(call.op).color}
-        facts |= {"bytes": call.bytes, "op": printable(call.op)}
-        facts |= {"number": made[call.rank, call.op in MESSAGES], "site": printable(call.site)}
-        waiting.append(facts)
+        facts: State = {"rank": ends[0], "wire": wire, "color": hue(call.op), "bytes": call.bytes}
+        facts |= {"op": printable(call.op), "number": made[call.rank, call.op in MESSAGES]}
+        waiting.append(facts | {"site": printable(call.site)})
     for hang in hung:
         operation, exchange = hang.operation, hang.operation.exchange
         ranks = (hang.waiting, operation.missing) if exchange is None else ((exchange.src,), (exchange.dst,))
@@ -76,10 +73,9 @@ def stage_of(gate: GateServer, doing: Mapping[Name, str], hung: Iterable[Hang], 
     words = [f"{rank_text(name)}: {now}" for name, now in doing.items()]
     # Without the call and its line of code: a box is small, and the call is on its wire.
     now = [doing.get(name, "has ended").partition(": ")[0].partition(" (")[0] for name in names]
-    circle = spots_of(range(len(names)), ())  # For the pairs that will send are not known yet.
     return {
         "lanes": [*map(printable, map(rank_text, names))],
-        "stage": stage_facts(*circle, {**gate.wires}),
+        "stage": circle(len(names), {**gate.wires}),
         "waiting": waiting,
         "now": [*map(printable, now)],
         "position": position(gate, now),

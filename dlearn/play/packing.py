@@ -141,7 +141,7 @@ def _stage(walk: Walkthrough, lanes: Mapping[int, int]) -> dict[str, Any]:
         middles = {lane: (left + across * x, top + down * y) for lane, (x, y) in tree.items()}
     elif 4 < len(lanes) <= 8:  # Room for what stands above and below a box.
         middles = {lane: (x, 1.25 * y) for lane, (x, y) in middles.items()}
-    return stage_facts(middles, wide, high, wires)
+    return _stage_facts(middles, wide, high, wires)
 
 
 def _tree(pairs: Sequence[Pair], ranks: int) -> dict[int, Pair]:
@@ -157,7 +157,19 @@ def _tree(pairs: Sequence[Pair], ranks: int) -> dict[int, Pair]:
     return places if len(order) == ranks else {}
 
 
-def stage_facts(places: Middles, wide: float, high: float, wires: Iterable[Pair]) -> dict[str, Any]:
+def hue(op: str) -> str:
+    """Return the colour of an operation, as in all pictures."""
+    return look(op).color
+
+
+def circle(ranks: int, wires: Mapping[Pair, None]) -> dict[str, Any]:
+    """Return a stage with the ranks in a circle, as their pairs may not be known yet, and these wires."""
+    return _stage_facts(*spots_of(range(ranks), ()), wires)
+
+
+def _stage_facts(
+    places: Middles, wide: float, high: float, wires: Iterable[Pair]
+) -> dict[str, Any]:  # fmt: skip
     """Return middles and sizes of boxes on `width` pixels; stage.js makes them fit, with wires."""
     middles = [(round(x, 1), round(y, 1)) for _, (x, y) in sorted(places.items())]
     pairs = [{"src": src, "dst": dst} for src, dst in wires]
