@@ -166,12 +166,11 @@ def topology(trace: Trace, *, group: str | None = None, ax: Axes | None = None) 
     The wider an arrow, the more channels. Of more than 64 ranks only the links between hosts are drawn.
     """
     wiring = analysis.topology(trace, group=group)
-    if wiring is None or not wiring.edges or len(wiring.hosts) > MOST_HOSTS:
-        why = "No log of NCCL's tells how these ranks are wired."
-        if wiring is not None and wiring.edges:
-            advice = "are too many for a map: analysis.topology has their rings"
-            why = f"{len(wiring.hosts)} hosts {advice}."
-        return canvas.draw_message_instead(ax, why)
+    if wiring is None or not wiring.edges:
+        return canvas.draw_message_instead(ax, "No log of NCCL's tells how these ranks are wired.")
+    if len(wiring.hosts) > MOST_HOSTS:
+        advice = "are too many for a map: analysis.topology has their rings"
+        return canvas.draw_message_instead(ax, f"{len(wiring.hosts)} hosts {advice}.")
     links = _links_drawn(wiring)
     width, hosts = canvas.points_wide(ax, left_in=0.15), len(wiring.hosts)
     columns = min(hosts, max(1, int(width // 150)), math.ceil(math.sqrt(hosts * 2)))
