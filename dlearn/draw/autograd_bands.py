@@ -265,8 +265,7 @@ class _Grid:
         self.cells: dict[Key, Cell] = {}
         self._band = band
         self._taken: set[Cell] = set()
-        self._closed: set[tuple[int, int]] = set()
-        """Bands and columns that a gradient passes from top to bottom."""
+        self._closed: set[tuple[int, int]] = set()  # Bands and columns that a gradient passes.
 
     def place(self, key: Key, column: int, *, row: int) -> int:
         band = self._band[key.rank]

@@ -24,8 +24,7 @@ from dlearn.trace import Trace
 
 MOST_LIFELINES = 16
 LEVEL = 0.22  # Rows from an arrow to the next above it, if they are sent at the same time.
-_FIRST, _LAST, _MOST_STUCK = 3, 2, 4
-"""Of more ranks: how many are drawn from the front, from the back, and, with their neighbours, because of a hang."""
+_FIRST, _LAST, _MOST_STUCK = 3, 2, 4  # Lifelines of more: first, last, and around who never came.
 _MOST_LINES = 8  # Lines of arrows of one operation, where its steps are merged.
 _LONGEST_LABEL_PT = 240.0
 

@@ -88,8 +88,7 @@ class TimelineModel:
         wide |= len(found) <= MOST_BARS
         self.spans_left_out = int((~wide).sum())
         spans = [span for span in found.where(wide).of(Span) if span.rank in self.groups]
-        self.shared_spans = _are_shared(spans, [*self.groups])
-        """Whether the spans of the first rank stand for those of all ranks."""
+        self.shared_spans = _are_shared(spans, [*self.groups])  # The first rank's stand for all.
         if self.shared_spans:
             spans = [span for span in spans if span.rank == first]
         times = [(span.rank, span.start_ns, span.end_ns or self.end_ns) for span in spans]
@@ -99,7 +98,6 @@ class TimelineModel:
         shades = {key: stems.index(stem_of(work)) % len(WORKS) for key, work in works.items()}
         own = [shades.get((span.rank, span.number)) for span in spans]
         self.spans = list(zip(spans, rows_for(times, range(len(spans))), own, strict=True))
-        """Spans, each with its row in its lane and the shade of its box; one with calls has a bracket."""
 
     @cached_property
     def lanes(self) -> dict[int, Lane]:

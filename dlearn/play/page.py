@@ -32,8 +32,7 @@ class Page:
     """What a notebook shows, also without a kernel, and what can be a page of its own."""
 
     title: str
-    snippet: str
-    """Self-contained HTML, to be put into a page."""
+    snippet: str  # Self-contained HTML, to be put into a page.
 
     def to_html(self, path: Place = None) -> str:
         """Return a page that needs nothing else; write it to `path` too, if there is one."""

@@ -6,10 +6,8 @@ from pathlib import Path
 
 from dlearn.errors import SetupError
 
-Place = str | os.PathLike[str] | None
-"""Where a file is to be; None: nowhere."""
-Content = Iterable[str] | Iterable[bytes]
-"""What stands in a file, in pieces."""
+Place = str | os.PathLike[str] | None  # Where a file is to be; None: nowhere.
+Content = Iterable[str] | Iterable[bytes]  # What stands in a file, in pieces.
 
 
 def write(files: Mapping[Path, Content]) -> None:
