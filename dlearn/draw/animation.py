@@ -1,7 +1,4 @@
-"""A walk through a trace as an animated GIF, for slides and for pages that run no script.
-
-It is one panel of a film, at one moment after the other, with packets on their way between rows.
-"""
+"""A walk through a trace as an animated GIF, for slides and for pages that run no script."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,13 +33,8 @@ _NEVER, _WAITS = "never came", "waits"
 _HATCHES = {_WAITS: WAITING_HATCH}
 
 
-def animate(
-    walk: Walkthrough, path: str | os.PathLike[str], *, seconds: float, dark: bool = False
-) -> None:  # fmt: skip
-    """Write a GIF of 12 frames a second; what happens at the same time takes `seconds`.
-
-    If not all steps fit into 256 frames, the GIF says how many are left out.
-    """
+def animate(walk: Walkthrough, path: str | os.PathLike[str], *, seconds: float, dark: bool) -> None:
+    """Write a GIF of 12 frames a second; what happens at the same time takes `seconds`."""
     file = Path(path)
     if file.suffix.lower() != ".gif":
         raise DlearnError(f"{file.name!r}: an animation is saved as .gif.")
@@ -81,7 +73,7 @@ def _in_one_palette(frames: Sequence[np.ndarray]) -> list[Image.Image]:
 
 
 class _Panel:
-    """A row for each rank, a column for each piece; in pixels below title and round."""
+    """One panel of a film, at one moment after the other; in pixels below title and round."""
 
     left_out = done = 0
 

@@ -241,10 +241,8 @@ def lay_out(graph: AutogradGraph) -> Layout:
     waiting = Counter(edge.dst for edge in graph.edges)
     column = {node.key: 0 for node in graph.nodes}
     length, leads = _look_ahead(graph, following)
-    ready: list[tuple[int, int, int, Key]] = []
-    for node in graph.nodes:
-        if not waiting[node.key]:
-            heappush(ready, (0, -length[node.key], 0, node.key))
+    first_of_all = (key for key in column if not waiting[key])
+    ready = sorted((0, -length[key], 0, key) for key in first_of_all)  # A sorted list is a heap.
     while ready:
         first, _, _, key = heappop(ready)
         if key in to_send:
@@ -267,8 +265,7 @@ class _Grid:
         self.cells: dict[Key, Cell] = {}
         self._band = band
         self._taken: set[Cell] = set()
-        self._closed: set[tuple[int, int]] = set()
-        """Bands and columns that a gradient passes from top to bottom."""
+        self._closed: set[tuple[int, int]] = set()  # Bands and columns that a gradient passes.
 
     def place(self, key: Key, column: int, *, row: int) -> int:
         band = self._band[key.rank]

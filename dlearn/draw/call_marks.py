@@ -39,7 +39,6 @@ class TimelineMark:
         """Add the artists."""
 
     def legend(self) -> list[Artist]:
-        """Return the legend's entries for what was drawn."""
         return []
 
     def notes(self, ax: Axes) -> list[str]:
@@ -85,10 +84,9 @@ class CallBars(TimelineMark):
         _label_bars(ax, placed, without=longest)
 
     def legend(self) -> list[Artist]:
-        looks = [bar.look for bar in self.model.bars]
         families: dict[str, dict[str, None]] = defaultdict(dict)
-        for each in looks:
-            families[each.color][each.family] = None
+        for bar in self.model.bars:
+            families[bar.look.color][bar.look.family] = None
         labels = {color: first_few([*names], 3) for color, names in families.items()}
         return [Style(label, color, ink_on(color)).key() for color, label in labels.items()]
 

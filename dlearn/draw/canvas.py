@@ -25,6 +25,7 @@ from dlearn.trace import Trace
 
 WIDTH_IN = 9.0
 _SMALL_IN = 400 / 96
+Point = tuple[float, float]
 Box = tuple[float, float, float, float]  # Left, right, top, bottom.
 _Given = ParamSpec("_Given")
 _width_in = ContextVar("inches that a new figure is wide", default=WIDTH_IN)
@@ -84,9 +85,8 @@ def frame(
 ) -> Axes:  # fmt: skip
     """Put the finding above, legend and notes below; `above_in` and `below_in` are what the axes' own labels take.
 
-    Legend and notes become part of the picture's description. A figure of `new_axes` grows by them; one that the
-    reader brought along keeps its size. The names that are `marked` become bold, in these colours, as do
-    those of rows and columns that the title says.
+    Legend and notes become part of the description. A figure of `new_axes` grows by them, any other
+    keeps its size. Names that are `marked` become bold, in these colours, and those in the title.
     """
     names = [*ax.get_xticklabels(), *ax.get_yticklabels()]
     marked = said(title, (name.get_text() for name in names)) | dict(marked or {})
@@ -122,10 +122,7 @@ def frame(
 
 
 def said(title: str, names: Iterable[str]) -> dict[str, Color]:
-    """Return those of the names that the title says, unless all, as `frame` marks them.
-
-    Numbers of a scale are none.
-    """
+    """Return those of the names that the title says, unless all; numbers of a scale are none."""
     own = [name for name in names if name[:1].isalpha()]
     in_title = (re.search(rf"\b{re.escape(name)}\b", title, re.IGNORECASE) for name in own)
     found = [*compress(own, in_title)]
@@ -143,8 +140,9 @@ def in_red(trace: Trace) -> dict[str, Color]:
     return {plain(trace.label(rank)): palette.MISSING for rank in never_came(trace)}
 
 
-def draw_message_instead(ax: Axes, sentence: str) -> Axes:
+def draw_message_instead(ax: Axes | None, sentence: str) -> Axes:
     """Write a sentence instead of a picture that would be empty; a figure of its own is as low."""
+    ax = ax or new_axes(height_in=1.0, left_in=0.15)
     ax.set_axis_off()
     if isinstance(figure := figure_of(ax), Drawing):
         figure.set_figheight(0.1)
@@ -200,7 +198,6 @@ def points(ax: Axes, fraction: float, *, along: str) -> float:
 
 
 def points_per_ms(ax: Axes) -> float:
-    """Return the scale of a time axis in ms."""
     left, right = ax.get_xlim()
     return points(ax, 1.0, along="x") / (right - left)
 
@@ -216,19 +213,16 @@ def draw_boxes(ax: Axes, boxes: Iterable[Box], **style: Any) -> None:
     ax.add_collection(PolyCollection(corners, **style), autolim=False)
 
 
-def draw_lines(ax: Axes, lines: Iterable[Sequence[tuple[float, float]]], **style: Any) -> None:
+def draw_lines(ax: Axes, lines: Iterable[Sequence[Point]], **style: Any) -> None:
     """Draw one collection of lines through points; `style` as a LineCollection takes it."""
     ax.add_collection(LineCollection(list(lines), **style), autolim=False)
 
 
-def draw_arrow(
-    ax: Axes, start: tuple[float, float], end: tuple[float, float], *, how: str,
-    color: Color | None = None, **more: Any,
-) -> None:  # fmt: skip
+def draw_arrow(ax: Axes, start: Point, end: Point, *, how: str, **more: Any) -> None:
     """Draw an arrow from point to point; `more` as a FancyArrowPatch takes it."""
     style: dict[str, Any] = {"arrowstyle": "-|>", "mutation_scale": 10, "linewidth": 1.0, "zorder": 4}
-    style |= {"linestyle": palette.LINES[how], "color": color or palette.line_color(how), "shrinkA": 0, "shrinkB": 0}
-    style |= {"connectionstyle": "arc3", "joinstyle": "miter"}
+    style |= {"linestyle": palette.LINES[how], "color": palette.line_color(how)}
+    style |= {"connectionstyle": "arc3", "joinstyle": "miter", "shrinkA": 0, "shrinkB": 0}
     ax.add_patch(FancyArrowPatch(start, end, **style | more))
 
 

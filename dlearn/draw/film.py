@@ -32,7 +32,7 @@ def film(trace: Trace, *, ax: Axes | None = None) -> Axes:
     """
     found = moments(trace)
     if isinstance(found, str):
-        return canvas.draw_message_instead(ax or canvas.new_axes(height_in=1, left_in=0.3), found)
+        return canvas.draw_message_instead(ax, found)
     operation, last, half = found.sent[0].operation, len(found.held) - 1, found.halfway
     at_halves = (0, half / 4, half / 2, half, (half + last) / 2, last)
     shown = sorted({int(at + 0.5) for at in (at_halves if half else np.linspace(0, last, 6))})

@@ -14,9 +14,9 @@ from matplotlib.patches import Circle, Rectangle
 from dlearn import analysis
 from dlearn.analysis.volume.topology import LinkSum, Topology
 from dlearn.draw import canvas
-from dlearn.draw.canvas import draw_arrow, points
+from dlearn.draw.canvas import Point, draw_arrow, points
 from dlearn.draw.palette import FAINT, INK, LANE, SERIES, SMALLEST_PT, TO_ITSELF, ink_on, plain, text_width
-from dlearn.draw.traffic_graph import Point, on_circle
+from dlearn.draw.traffic_graph import on_circle
 from dlearn.join.ends import Group
 from dlearn.join.matching import join_groups
 from dlearn.shown import count_text
@@ -37,8 +37,7 @@ GroupRow = Sequence[Group]  # Of a kind, and share no rank: equal in size and in
 def groups(trace: Trace, *, ax: Axes | None = None) -> Axes:
     """Draw ranks from left to right, and a row for each kind of process group.
 
-    Each group has a colour and a number. Where a line has no room for all ranks, each row goes on
-    in the lines below.
+    Each group has a colour and a number. A row goes on below where a line has no room for all.
     """
     rows = _rows_of(_groups_of(trace))
     members = {rank for row in rows for group in row for rank in group.members}
@@ -55,8 +54,7 @@ def groups(trace: Trace, *, ax: Axes | None = None) -> Axes:
         one = f"All {count_text(len(ranks), 'rank')} are in one group, the default group."
         return canvas.draw_message_instead(ax, one)
     sentences = [_sentence(trace, group) for row in rows for group in row]
-    what = "A row for each kind of process group, a cell for each member."
-    canvas.describe(ax, what, *sentences)
+    canvas.describe(ax, "A row for each kind of process group, a cell for each member.", *sentences)
     ax.set(xlim=(0, len(lines[0])), ylim=(height_in, 0), xticks=[], yticks=[])
     tops = [row_in * index + _NAME_IN for index in range(len(rows))]
     for top, row in zip(tops, rows, strict=True):
@@ -168,13 +166,11 @@ def topology(trace: Trace, *, group: str | None = None, ax: Axes | None = None) 
     The wider an arrow, the more channels. Of more than 64 ranks only the links between hosts are drawn.
     """
     wiring = analysis.topology(trace, group=group)
-    if wiring is None or not wiring.edges or len(wiring.hosts) > MOST_HOSTS:
-        why = "No log of NCCL's tells how these ranks are wired."
-        if wiring is not None and wiring.edges:
-            advice = "are too many for a map: analysis.topology has their rings"
-            why = f"{len(wiring.hosts)} hosts {advice}."
-        ax = ax or canvas.new_axes(height_in=1.0, left_in=0.15)
-        return canvas.draw_message_instead(ax, why)
+    if wiring is None or not wiring.edges:
+        return canvas.draw_message_instead(ax, "No log of NCCL's tells how these ranks are wired.")
+    if len(wiring.hosts) > MOST_HOSTS:
+        advice = "are too many for a map: analysis.topology has their rings"
+        return canvas.draw_message_instead(ax, f"{len(wiring.hosts)} hosts {advice}.")
     links = _links_drawn(wiring)
     width, hosts = canvas.points_wide(ax, left_in=0.15), len(wiring.hosts)
     columns = min(hosts, max(1, int(width // 150)), math.ceil(math.sqrt(hosts * 2)))
@@ -185,7 +181,6 @@ def topology(trace: Trace, *, group: str | None = None, ax: Axes | None = None) 
     ax = ax or canvas.new_axes(height_in=wanted / 72, left_in=0.15)
     height = points(ax, 1.0, along="y")
     high *= height / wanted
-    # The same in words, for readers who do not see it.
     names = wiring.labels
     sentences = [
         f"{names[link.src]} to {names[link.dst]}: {link.vias[0]}, {count_text(link.channels, 'channel')}."

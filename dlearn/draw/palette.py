@@ -32,8 +32,7 @@ LANE = "#f4f4f4"
 WORK = "#7a9a3a"  # The late part of a backward pass, in a pipeline that splits it.
 WORKS = FORWARD, BACKWARD = "#e2ebcf", "#bdd096"  # Computing, and spans of one kind and the next.
 OPTIMIZER = "#dcd6b0"
-GROUNDS = {"forward": FORWARD, "backward": BACKWARD, "optimizer": OPTIMIZER}
-"""What a rank computes, behind bars."""
+GROUNDS = {"forward": FORWARD, "backward": BACKWARD, "optimizer": OPTIMIZER}  # Behind bars.
 WHOLE = "#FFD447"  # A piece that has the whole result; before, it has its operation's hue.
 MISSING = "#d00000"
 GRID = "#e6e6e6"

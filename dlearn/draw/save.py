@@ -61,9 +61,8 @@ def save(picture: Axes | Figure, path: str | os.PathLike[str]) -> None:
     """
     ending = Path(path).suffix.lower()
     if ending not in _METADATA:
-        raise DlearnError(
-            f"{Path(path).name!r}: a picture is saved as .svg, .png or .pdf, not as {ending or 'a file without ending'}"
-        )
+        what = f"not as {ending or 'a file without ending'}"
+        raise DlearnError(f"{Path(path).name!r}: a picture is saved as .svg, .png or .pdf, {what}")
     Path(path).write_bytes(svg_of(picture).encode() if ending == ".svg" else _content(figure_of(picture), ending))
 
 
@@ -132,10 +131,9 @@ def _image(figure: Figure, layout: str = "wide", display: str = "block") -> str:
     # All drawings of a notebook have the same scale, also those that fill only a part of their figure.
     share = min(100, width_pt / figure.get_figwidth() / 0.72)
     width = f"width:{share:.0f}%;max-width:{_WIDEST * width_pt / 0.75:.0f}px"
-    return (
-        f'<img class="dlearn-drawing dlearn-{layout}" alt="{text}" style="display:{display};{width}"'
-        f' src="data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}">'
-    )
+    shown = f'class="dlearn-drawing dlearn-{layout}" alt="{text}" style="display:{display};{width}"'
+    data = base64.b64encode(svg.encode()).decode()
+    return f'<img {shown} src="data:image/svg+xml;base64,{data}">'
 
 
 @contextmanager

@@ -99,7 +99,6 @@ def _band(placed: tuple[Cycle, Block]) -> tuple[Cycle | None, str, str]:
 
 
 def _draw_block(ax: Axes, block: Block, y: float) -> None:
-    """Draw an operation: its head over its arrows, or over a bar."""
     count = round(ax.get_xlim()[1] + 0.5)
     column_pt = points(ax, 1.0, along="x") / count
     if block.heads:
@@ -115,10 +114,9 @@ def _draw_block(ax: Axes, block: Block, y: float) -> None:
         at += height
     if block.bar:
         left, right = block.over[0] - 0.4, block.over[1] + 0.4
-        style: dict[str, Any] = {"facecolor": block.look.pale, "zorder": 2, "gid": "bar"}
-        style |= {"edgecolor": MISSING if block.stuck else block.look.line}
-        style |= {"linewidth": 1.2 if block.stuck else 0.6}
-        ax.add_patch(Rectangle((left, at + 0.1), right - left, 0.8, **style))
+        edge, wide = (MISSING, 1.2) if block.stuck else (block.look.line, 0.6)
+        style: dict[str, Any] = {"facecolor": block.look.pale, "edgecolor": edge, "linewidth": wide}
+        ax.add_patch(Rectangle((left, at + 0.1), right - left, 0.8, zorder=2, gid="bar", **style))
         text = cut(block.bar, (right - left) * column_pt - 8)
         write(ax, (left + right) / 2, at + 0.5, text, ha="center", zorder=5)
 
@@ -222,12 +220,10 @@ def _rows(trace: Trace, width_pt: float, *, few: bool, steps: bool) -> Rows:
         if operation.sender is not None:  # A receive may be posted long before.
             sent_ns[rows] = shown.times(rows)[2][:, 0]
     parts = program_parts(trace.whole) if trace.whole.spans else None
-    blocks: list[Block] = []
     order = np.argsort(sent_ns, kind="stable")
     steps_of = map(parts.span_of, shown.at(order)) if parts else repeat("")
-    for block, step in zip(built[order], steps_of, strict=False):
-        if block is not None:
-            blocks.append(replace(block, step=step))
+    in_order = zip(built[order], steps_of, strict=False)
+    blocks = [replace(block, step=step) for block, step in in_order if block is not None]
     if few:
         cycles = side_by_side([Cycle((block,)) for block in blocks], builder.extent)
         whole = Rows(lines, tuple(cycles), merged=not steps)

@@ -42,7 +42,7 @@ Extent = Callable[[MessageArrow], tuple[float, float]]
 
 
 def fold(blocks: Sequence[Block], extent: Extent, *, most_rows: int) -> list[Cycle]:
-    """Merge calls that repeat, or equal steps, whichever takes fewer rows; at most `most_rows` each."""
+    """Merge calls that repeat, or equal steps, whichever takes fewer of at most `most_rows`."""
     whole = side_by_side(map(_once, blocks), extent)
     ways = _calls_together(blocks, most_rows), _steps_together(blocks, most_rows)
     shortest = min((side_by_side(way, extent) for way in ways), key=_height)
@@ -125,8 +125,7 @@ def _stairs_of_sends(blocks: Iterator[Block], extent: Extent) -> Iterator[Block]
     for block in islice(blocks, _MOST_PLACED):
         ((arrow,),) = block.rows
         mine = extent(arrow)
-        y = max((y + _gap(mine, other) for y, other in above), default=0.0)
-        y = max(0.0, y)
+        y = max([0.0, *(y + _gap(mine, other) for y, other in above)])
         if y > _MOST_STAIRS:
             yield _block_of(block, placed)
             above, placed, y = [], [], 0.0

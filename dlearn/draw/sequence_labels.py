@@ -24,29 +24,25 @@ from dlearn.trace import Trace
 
 MOST_LIFELINES = 16
 LEVEL = 0.22  # Rows from an arrow to the next above it, if they are sent at the same time.
-_FIRST, _LAST, _MOST_STUCK = 3, 2, 4
-"""Of more ranks: how many are drawn from the front, from the back, and, with their neighbours, because of a hang."""
+_FIRST, _LAST, _MOST_STUCK = 3, 2, 4  # Lifelines of more: first, last, and around who never came.
 _MOST_LINES = 8  # Lines of arrows of one operation, where its steps are merged.
 _LONGEST_LABEL_PT = 240.0
 
 
 @dataclass(frozen=True)
 class MessageArrow:
-    """`count` messages from one column to another, with a label over the column `middle`.
-
-    `ends` are the ranks. An arrow that `wraps` closes a ring: it leaves at one side and comes in at the other.
-    """
+    """`count` messages from one column to another, with a label over the column `middle`."""
 
     src: int
     dst: int
-    ends: tuple[int, int]
+    ends: tuple[int, int]  # The ranks.
     how: str
     payload_bytes: int | None
     count: int = 1
     label: str = ""
     middle: float = 0.0
     control: bool = False
-    wraps: bool = False
+    wraps: bool = False  # It closes a ring: leaves at one side, and comes in at the other.
     level: float = 0.0  # Rows above the lowest arrow of its row, which it would touch.
 
 
@@ -226,8 +222,7 @@ class BlockBuilder:
                 sum(pair.message_count for pair in alike), label, self._middle(src, dst, label), wraps=wraps,
             )  # fmt: skip
             arrows.append(arrow)
-        fan = not apart and len({arrow.src for arrow in arrows}) == 1
-        if fan:
+        if not apart and len({arrow.src for arrow in arrows}) == 1:  # A fan.
             return [tuple(arrows)]
         rows = self._side_by_side(arrows)
         if not self.steps or len(rows) < 2:
@@ -311,15 +306,12 @@ def _closes_ring(members: Sequence[int], step: Sequence[PairSum]) -> tuple[int, 
 
 @dataclass(frozen=True)
 class Lifelines:
-    """The column of each rank, and the names above; the columns in `gaps` stand for ranks without a lifeline.
-
-    `stands_for` maps a rank to the first of those that do the same.
-    """
+    """The column of each rank, and the names above; those in `gaps` stand for ranks without one."""
 
     column: dict[int, int]
     names: tuple[str, ...]
     gaps: frozenset[int] = frozenset()
-    stands_for: dict[int, int] = field(default_factory=dict)
+    stands_for: dict[int, int] = field(default_factory=dict)  # The first that does the same.
 
     def hides(self, src: int, dst: int) -> bool:
         """Return whether one end of the message has no lifeline."""

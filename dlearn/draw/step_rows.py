@@ -1,4 +1,4 @@
-"""The steps of DDP over time: when gradients are ready and buckets travel, and what the time of a step is spent on."""
+"""DDP's steps over time: when gradients are ready and buckets travel, and the parts of a step."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -80,8 +80,7 @@ class BucketRow(TimeRow):
 def buckets(trace: Trace, *, ax: Axes | None = None) -> Axes:
     """Draw gradients and buckets of the first backward pass that sends, and of one after a rebuild.
 
-    A row for each rank below each bucket; of many ranks the first and the slowest. Time in ms from
-    the pass's start.
+    A row for each rank below each bucket; of many the first and the slowest. In ms from its start.
     """
     found = bucket_times(trace)
     told = {one.backward for one in found.items if one.launched_ns is not None or one.never_ready}

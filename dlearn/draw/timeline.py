@@ -31,10 +31,9 @@ _AROUND = 60  # Calls before and after the one that waits longest.
 def timeline(trace: Trace, *, arrows: bool = False, ax: Axes | None = None) -> Axes:
     """Draw a lane for each rank and a bar for each call, hatched while it waits.
 
-    Time is in ms from the first event shown.
-
-    An arrow stands for each message that was observed; with `arrows=True` also for those that are derived, whose times
-    are shares of their operation's. Of more than twelve steps one is drawn: one that never ended,
+    Time is in ms from the first event shown. An arrow stands for each message that was observed;
+    with `arrows=True` also for those that are derived, whose times are shares of their
+    operation's. Of more than twelve steps one is drawn: one that never ended,
     else the one in which ranks waited longest for a rank, else the last; `steps` draws all. Of more
     than 4,000 calls those around the one that waits longest are drawn; `play.strip` has all.
     """
@@ -46,8 +45,7 @@ def timeline(trace: Trace, *, arrows: bool = False, ax: Axes | None = None) -> A
     if not (model.bars or model.spans or model.gradients):
         return canvas.draw_message_instead(ax, "This trace holds no operation, span or gradient.")
     _label_axes(ax, model)
-    calls, own = (CallBars, Waits), (Spans, Computing, Gradients)
-    kinds = *calls, *own, MessageArrows, CriticalPath, Outcomes
+    kinds = CallBars, Waits, Spans, Computing, Gradients, MessageArrows, CriticalPath, Outcomes
     marks: list[TimelineMark] = [kind(model) for kind in kinds]
     hang, longest, sent = hang_finding(trace), model.longest_wait, traffic_finding(traffic(trace))
     title, marked = hang_title(trace) or sent, canvas.in_red(trace)
@@ -172,8 +170,7 @@ class Computing(TimelineMark):
 
     def legend(self) -> list[Artist]:
         phases = dict.fromkeys(span.phase for span in self.model.phases)
-        styles = [Style(phase, GROUNDS[phase], FAINT) for phase in GROUNDS if phase in phases]
-        return [style.key() for style in styles]
+        return [Style(phase, GROUNDS[phase], FAINT).key() for phase in GROUNDS if phase in phases]
 
 
 class Gradients(TimelineMark):

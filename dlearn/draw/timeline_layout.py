@@ -1,7 +1,4 @@
-"""The layout of a timeline: the lanes of ranks, the rows in them, and the arrows between them that have room.
-
-Of many ranks that call the same at almost the same times, one lane stands for all; a rank that differs has its own.
-"""
+"""The layout of a timeline: lanes of ranks, rows in them, and the arrows that have room."""
 
 from bisect import bisect_right, insort
 from collections import defaultdict

@@ -74,8 +74,7 @@ class TimelineModel:
         self.arrows, self.no_room = arrows_of(drawn, [*self.groups], self.sums, points_per_ns=scale, derived=derived)
         self.hidden = 0 if derived else self.sums.count["derived"]
         self.start_up = len(begun)  # Calls that RPC made before the program's first.
-        self.control = len(drawn) - len(called)
-        """Calls that RPC makes for itself."""
+        self.control = len(drawn) - len(called)  # Calls that RPC makes for itself.
 
     def _choose_spans(self) -> None:
         """Keep the phases and spans that have room, each span with its row in its lane and the shade of its box."""
@@ -89,20 +88,16 @@ class TimelineModel:
         wide |= len(found) <= MOST_BARS
         self.spans_left_out = int((~wide).sum())
         spans = [span for span in found.where(wide).of(Span) if span.rank in self.groups]
-        self.shared_spans = _are_shared(spans, [*self.groups])
-        """Whether the spans of the first rank stand for those of all ranks."""
+        self.shared_spans = _are_shared(spans, [*self.groups])  # The first rank's stand for all.
         if self.shared_spans:
             spans = [span for span in spans if span.rank == first]
         times = [(span.rank, span.start_ns, span.end_ns or self.end_ns) for span in spans]
         # One shade for "F0", "F1" and "F2", and the next for "B0" and "B1".
         works = spans_without_calls(trace)
         stems = list(dict.fromkeys(map(stem_of, works.values())))
-        own: list[int | None] = [None] * len(spans)
-        for place, span in enumerate(spans):
-            if (span.rank, span.number) in works:
-                own[place] = stems.index(stem_of(span)) % len(WORKS)
+        shades = {key: stems.index(stem_of(work)) % len(WORKS) for key, work in works.items()}
+        own = [shades.get((span.rank, span.number)) for span in spans]
         self.spans = list(zip(spans, rows_for(times, range(len(spans))), own, strict=True))
-        """Spans, each with its row in its lane and the shade of its box; one with calls has a bracket."""
 
     @cached_property
     def lanes(self) -> dict[int, Lane]:

@@ -14,21 +14,21 @@ import networkx as nx
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.bezier import BezierSegment
 from matplotlib.lines import Line2D
-from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Patch
+from matplotlib.patches import ConnectionStyle, FancyArrowPatch, FancyBboxPatch, Patch
 
 from dlearn import analysis
 from dlearn.analysis.findings import hang_title, pair_sentences, traffic_finding
 from dlearn.analysis.volume.traffic import Traffic
 from dlearn.draw import canvas
-from dlearn.draw.canvas import Box, in_legend, points
+from dlearn.draw.canvas import Box, Point, in_legend, points
 from dlearn.draw.palette import INK, LANE, LINES, MISSING, TEXT_PT, Color, cut_names, line_color, look, text_width
 from dlearn.draw.traffic_matrix import draw_matrix, traffic_notes
 from dlearn.shown import count_text, size_text
 from dlearn.trace import Trace
 
 Pair = tuple[int, int]  # Sender and receiver.
-Point = tuple[float, float]
 
 MOST_RANKS, MOST_ARROWS = 24, 60  # More cannot be told apart in a circle: a matrix shows them.
 _FEW_ARROWS = 16  # More of them are thinner, to be told apart.
@@ -90,7 +90,6 @@ def traffic_graph(trace: Trace, *, ax: Axes | None = None) -> Axes:
     ranks = sorted({*sent.ranks, *chain.from_iterable(pairs)})
     height = height_pt(ranks, pairs)
     if not ranks:
-        ax = ax or canvas.new_axes(height_in=height / 72, left_in=0.15)
         return canvas.draw_message_instead(ax, "This trace holds no process.")
     if len(ranks) > MOST_RANKS or len(arrows) > MOST_ARROWS:
         many = count_text(len(ranks), "rank") if len(ranks) > MOST_RANKS else count_text(len(arrows), "pair")
@@ -208,7 +207,6 @@ def on_circle(count: int) -> list[Point]:
 
 
 def height_pt(ranks: Sequence[int], pairs: Sequence[Pair]) -> float:
-    """Return the height at which so many ranks can be read."""
     around = len(ranks) - (hub_of(ranks, pairs) is not None)
     if layers := tree_layers(pairs):
         return 2 * _OUTSIDE_PT + _LAYER_PT * (len(layers) - 1)
@@ -325,16 +323,13 @@ def place_labels(labels: Mapping[Pair, str], places: Mapping[int, Spot], size: P
 
 
 def curve(start: Point, end: Point, *, rad: float) -> np.ndarray:
-    """Return 101 points along matplotlib's `arc3`, a Bézier curve with one control point; y grows upwards."""
-    dx, dy = end[0] - start[0], end[1] - start[1]
-    control = (start[0] + end[0]) / 2 + rad * dy, (start[1] + end[1]) / 2 - rad * dx
-    t = np.linspace(0, 1, 101)[:, np.newaxis]
-    points: np.ndarray = (1 - t) ** 2 * start + 2 * t * (1 - t) * control + t**2 * end
+    """Return 101 points along matplotlib's `arc3`; y grows upwards."""
+    path = ConnectionStyle.Arc3(rad=rad).connect(start, end)
+    points: np.ndarray = BezierSegment(path.vertices)(np.linspace(0, 1, 101))
     return points
 
 
 def meets(box: Box, curves: Sequence[np.ndarray]) -> bool:
-    """Return whether one of these curves goes through the box."""
     points = np.reshape(curves, (-1, 2))
     return bool(((points > box[::2]) & (points < box[1::2])).all(axis=1).any())
 

@@ -1,6 +1,7 @@
 """The traffic matrix: how many bytes each rank sent to each other rank."""
 
 from collections.abc import Callable, Collection
+from functools import partial
 from itertools import product
 from typing import Any, Literal
 
@@ -97,7 +98,9 @@ def write_numbers(ax: Axes, sent: Matrix) -> list[str]:
     """
     most = max(sent.sizes.values(), default=0)
     units = dict.fromkeys(unit_of(size) for size in (most, sent.total_bytes))
-    for text, unit in ((size_text, ""), *((_in_unit(unit), f"Numbers in {unit[0]}. ") for unit in units)):
+    ways: list[tuple[Callable[[int], str], str]] = [(size_text, "")]
+    ways += [(partial(_in_unit, unit), f"Numbers in {unit[0]}. ") for unit in units]
+    for text, unit in ways:
         size = _size_that_fits(ax, sent, text)
         if size >= SMALLEST_PT:
             _write_all(ax, sent, text, size)
@@ -105,10 +108,8 @@ def write_numbers(ax: Axes, sent: Matrix) -> list[str]:
             return [] if all_send and not unit else [f"{unit}{'' if all_send else 'A dot: nothing sent.'}"]
     draw_sums(ax, sent)
     longest = max(map(max, _sums(sent)))
-    return [
-        f"The shade grows with the bytes, to {size_text(most)}; the longest bar is {size_text(longest)}."
-        " analysis.traffic has each number."
-    ]
+    ends = f"to {size_text(most)}; the longest bar is {size_text(longest)}"
+    return [f"The shade grows with the bytes, {ends}. analysis.traffic has each number."]
 
 
 def _sums(sent: Matrix) -> tuple[list[int], list[int]]:
@@ -128,15 +129,11 @@ def draw_sums(ax: Axes, sent: Matrix) -> None:
     ax.bar(places, [size * scale for size in into], 0.7, bottom=start, gid="received", **style)
 
 
-def _in_unit(unit: Scale) -> Callable[[int], str]:
-    """Return a function that writes "1.50", three digits in this unit, and "<0.01" of less."""
-
-    def text(size: int) -> str:
-        if unit[1] == 1 or not size:
-            return f"{size:,}"
-        return three_digits(size / unit[1]) if size >= 0.005 * unit[1] else "<0.01"
-
-    return text
+def _in_unit(unit: Scale, size: int) -> str:
+    """Return "1.50", three digits in this unit, and "<0.01" of less."""
+    if unit[1] == 1 or not size:
+        return f"{size:,}"
+    return three_digits(size / unit[1]) if size >= 0.005 * unit[1] else "<0.01"
 
 
 def _size_that_fits(ax: Axes, sent: Matrix, text: Callable[[int], str]) -> float:
@@ -165,10 +162,7 @@ def _write_all(ax: Axes, sent: Matrix, text: Callable[[int], str], size: float) 
 
 
 def label_sides(ax: Axes, sent: Matrix, wanted: Collection[int]) -> float:
-    """Name senders at the left, receivers on top; of many ranks every eighth, and those `wanted`.
-
-    Returns the inches on top. Names are upright where they do not fit.
-    """
+    """Name senders and receivers, of many every eighth and those `wanted`; return inches on top."""
     count, margin = len(sent.ranks), _margin(len(sent.ranks))
     every = 1 if count <= _MOST_NAMES else 8
     own = [place for place, rank in enumerate(sent.ranks) if rank in wanted and every > 1]

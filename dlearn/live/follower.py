@@ -1,4 +1,4 @@
-"""One rank's trace file, read while it grows: what is open in it, and how its last seconds were spent.
+"""One rank's trace file, read while it grows: open calls, and how its last seconds were spent.
 
 Of what is new only the end is read line by line: so a fast job is not slowed down by being watched.
 """
@@ -82,7 +82,6 @@ class Follower:
 
     @property
     def open(self) -> list[Call]:
-        """Return the calls that have begun and not ended."""
         calls = []
         for call, names, own in self._open.values():
             numbers = zip(names, own, strict=True)

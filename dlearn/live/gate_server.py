@@ -1,7 +1,4 @@
-"""The server of the gate: the calls that wait there, and the order in which they are let through.
-
-The client, in each rank, is dlearn/hooks/gate.py.
-"""
+"""The server of the gate: calls that wait, and their order; its clients are hooks/gate.py."""
 
 import itertools
 import json
@@ -82,13 +79,10 @@ def check_hold(hold: object, names: Sequence[Name]) -> None:
 
 
 class GateServer:
-    """Keeps the gate of one run, and asks its condition of each call, in this process.
-
-    Without `names` (a script's ranks) the first that comes says how many; `trouble` is why nothing goes on.
-    """
+    """Keeps the gate of one run, and asks its condition of each call, in this process."""
 
     def __init__(self, names: Sequence[Name] | None, hold: Hold) -> None:
-        self.names: tuple[Name, ...] = tuple(names or ())
+        self.names: tuple[Name, ...] = tuple(names or ())  # A script's first rank says how many.
         check_hold(hold, self.names)
         self._expected = len(names) if names is not None else None
         self._condition: Callable[[PausedCall], object] | None = hold if callable(hold) else None
@@ -107,7 +101,7 @@ class GateServer:
         self.answers: dict[int, dict[Name, Activity]] = {}  # By the number of the question.
         self._numbers = itertools.count(1)
         self._silent: set[Name] = set()  # Ranks that have not answered the last question.
-        self.trouble = ""
+        self.trouble = ""  # Why nothing goes on.
         self.on_trouble: Callable[[], None] = lambda: None
         self.connections: dict[Name, socket.socket] = {}
         self._folder = tempfile.mkdtemp(prefix="dlearn-")  # No other user may enter it.

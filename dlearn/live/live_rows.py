@@ -1,7 +1,4 @@
-"""What each rank does now, in a row each, and which ranks hang: read from the trace files while they are written.
-
-In a notebook one output shows them, which changes in place, in a terminal some lines.
-"""
+"""What each rank does now, and which ranks hang: read from trace files while they are written."""
 
 from __future__ import annotations
 
@@ -196,7 +193,7 @@ class LiveRows:
 
 
 def waits_for_a_call(hang: Hang) -> bool:
-    """Return whether a rank has to call something. Where all have come, data is under way over a slow network."""
+    """Return whether a rank has to call something. Where all have come, data is under way."""
     operation = hang.operation
     return bool(operation.missing) or operation.mismatch is not None or operation.exchange is not None
 
@@ -207,10 +204,9 @@ def _what(call: Call) -> str:
         return f"{call.op} {call.function}()"
     if isinstance(call, Rendezvous):
         return call.op
-    index, module = None, ""
-    if isinstance(call, Collective):
-        index, module = call.bucket_index, call.module.strip(".")
-    what = module if index is None else f"bucket {index}"
+    what = call.module.strip(".") if isinstance(call, Collective) else ""
+    if isinstance(call, Collective) and call.bucket_index is not None:
+        what = f"bucket {call.bucket_index}"
     return f"{call.op} #{call.seq}, {what}".removesuffix(", ")
 
 

@@ -210,10 +210,7 @@ class PausedJob:
         return self.gate_server.let_through(choose or of_rank)
 
     def settles(self, enough: Callable[[float], object], *, tell: bool = True) -> bool:
-        """Wait until no rank can come to the gate by itself, as from a call that can still end.
-
-        Return whether it is so; it may be `enough` before.
-        """
+        """Wait until no rank can come by itself, or it is `enough`; return whether none can."""
         began = time.monotonic()
         while (ranks := settle(self.gate_server, enough, tell)) and self._some_come_out(ranks):
             if time.monotonic() - began >= PATIENCE_SECONDS:
@@ -239,7 +236,6 @@ class PausedJob:
         return GateError(f"no call of {who} comes to the gate: {self._why_not()}")
 
     def _why_not(self) -> str:
-        """Say what is known of a job that does not go on."""
         if self.gate_server.trouble:
             return self.gate_server.trouble
         if self.gate_server.is_open and self.under_way:
@@ -291,9 +287,6 @@ def _rpc_texts(trace: Trace) -> dict[int, str]:
             callee = trace.label(exchange.dst)
             texts[exchange.src] = f"waits for {callee} in rpc_sync {call.function}(){line}"
     return texts
-
-
-# When no rank will come to the gate by itself -------------------------------------------------------------------------
 
 
 def settle(gate_server: GateServer, enough: Callable[[float], object], tell: bool) -> frozenset[Name] | None:

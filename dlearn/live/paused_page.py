@@ -1,7 +1,6 @@
 """A paused job in a notebook: its stage, with each call at the gate at a rim, and buttons.
 
-The HTML holds the state of when it was shown. With a kernel and anywidget a bridge (play/bridge.js)
-sends each new state to the page, and each click to the job.
+With a kernel and anywidget, play/bridge.js carries new states to the page, and clicks to the job.
 """
 
 import threading

@@ -32,8 +32,7 @@ class Page:
     """What a notebook shows, also without a kernel, and what can be a page of its own."""
 
     title: str
-    snippet: str
-    """Self-contained HTML, to be put into a page."""
+    snippet: str  # Self-contained HTML, to be put into a page.
 
     def to_html(self, path: Place = None) -> str:
         """Return a page that needs nothing else; write it to `path` too, if there is one."""
@@ -41,10 +40,7 @@ class Page:
 
 
 def page(title: str, snippet: str, path: Place = None) -> str:
-    """Return a page of its own around a snippet; write it to `path` too, if there is one.
-
-    The snippet's title becomes the heading. Raises SetupError where the file cannot be written.
-    """
+    """Return a page around a snippet, whose title is its heading; SetupError as of `write`."""
     heading = '<p class="title" role="heading" aria-level="1">'
     headed = snippet.replace('<p class="title">', heading, 1)
     made = render("page.html", title=title, content=Markup(headed))
@@ -129,11 +125,7 @@ def _read(name: str) -> str:
 
 
 def widget(name: str, state: Any, *, needed_by: str) -> Any:
-    """Return Python's end of the link between a kernel and the pages of this name, which share its `state`.
-
-    It is an anywidget whose script is bridge.js. It lives as long as the kernel does and needs no output
-    cell: what is shown, saved and exported is the page's own HTML. SetupError without anywidget.
-    """
+    """Return Python's end of bridge.js, which shares `state`. SetupError without anywidget."""
     anywidget = optional("anywidget", needed_by=needed_by)
     import traitlets
 

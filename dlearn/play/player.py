@@ -1,7 +1,6 @@
-"""The player: a walk through a trace, step by step: a picture, what each rank holds, and a sentence for each step.
+"""The player: a walk through a trace, with a picture and a sentence for each step.
 
-`analysis.replay` makes the steps, `packing` turns them into data, and `player.js` shows them. A page that runs no
-scripts shows a static picture, and the first steps in words.
+`analysis.replay` makes the steps, `packing` turns them into data, and `player.js` shows them.
 """
 
 import os
@@ -61,9 +60,8 @@ class Player(Page):
     def step(self, step: int) -> None:
         last = len(self.sentences)
         if not isinstance(step, SupportsIndex) or not 0 <= step.__index__() <= last:
-            raise DlearnError(
-                f"this player has no step {step!r}: choose one from 0 (before the first message) to {last}"
-            )
+            what = f"choose one from 0 (before the first message) to {last}"
+            raise DlearnError(f"this player has no step {step!r}: {what}")
         self._warn_if_unlinked()
         self._move(step.__index__())
         if self._widget is not None:
@@ -100,7 +98,6 @@ class Player(Page):
         return self.snippet.replace(_PICTURE, f"{_PICTURE}{picture}", 1)
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
-        """Return what a notebook asks for when it is about to show this."""
         if self._widget is None and in_a_notebook():
             try:
                 self._widget = player_widget(self._name)
@@ -139,9 +136,8 @@ def player(
     given = [] if messages is None else messages
     are_messages = isinstance(given, Sequence | Messages)
     if not are_messages or not all(isinstance(each, Message) for each in given):
-        raise DlearnError(
-            f"messages= takes the messages to play, and not {messages!r:.60}: such as dlearn.messages(trace)[:300]."
-        )
+        what = f"and not {messages!r:.60}: such as dlearn.messages(trace)[:300]"
+        raise DlearnError(f"messages= takes the messages to play, {what}.")
     if (count := len(all_messages(trace))) > 10_000:
         notice(f"making a player of a trace with {count:,} messages, which takes some seconds")
     return Player(walkthrough(trace, messages=messages, title=title, tags=tags), trace)

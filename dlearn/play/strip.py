@@ -1,7 +1,7 @@
-"""The strip: all calls of all ranks of a run over time, to zoom into, point at and select, in a page without a kernel.
+"""The strip: all calls of all ranks over time, to zoom, point and select, without a kernel.
 
-`strip.js` draws what is in view. Here the calls become columns of numbers, which pack well. The words of equal
-operations, and who sends how much to whom in them, stand there once.
+`strip.js` draws what is in view. Here the calls become columns of numbers, which pack well;
+what equal operations share, as their words and who sends to whom, stands there once.
 """
 
 from bisect import bisect
@@ -234,13 +234,11 @@ def _in_steps(trace: Trace, shown: Operations, steps: RunSteps) -> tuple[dict[st
 
 def _grounds(trace: Trace, lanes: dict[int, int], last_ns: int) -> tuple[dict[str, Any], dict[str, Column]]:
     """Return what ranks compute: phases of training, and spans of the program without calls."""
-    forward, backward = palette.WORKS
-    colors = {"forward": forward, "backward": backward, "optimizer": palette.OPTIMIZER}
     kinds: dict[str, str] = {}
     rows = []
     for span in (*trace.of(PhaseSpan), *spans_without_calls(trace).values()):
         name = stem_of(span) if isinstance(span, Span) else span.phase
-        kinds.setdefault(name, colors.get(name, palette.WORKS[len(kinds) % 2]))
+        kinds.setdefault(name, palette.GROUNDS.get(name, palette.WORKS[len(kinds) % 2]))
         of_pass = PASS.fullmatch(span.name) if isinstance(span, Span) else None
         what = [*kinds].index(name), int(of_pass[2]) if of_pass else -1
         rows.append((lanes[span.rank], span.start_ns, span.end_ns or last_ns, *what))
@@ -257,9 +255,8 @@ def _step_facts(
 ) -> dict[str, Any]:
     """Return each step's title, start, end, span and length (-1: unfinished), and its cells.
 
-    A cell is a step on a rank: its index, lane, start, length and, where they are known, how long
-    it computed, sent what was not hidden, and waited. `awaited` says for each step and lane how
-    long the others waited for it.
+    A cell is a step on a rank: its index, lane, start, length and, where it is known, how long it
+    computed, sent what was not hidden, and waited; `awaited`: how long the others waited for it.
     """
     titled: list[tuple[str, int, int, int, int]] = []
     cells: list[list[int]] = []

@@ -6,17 +6,12 @@ from pathlib import Path
 
 from dlearn.errors import SetupError
 
-Place = str | os.PathLike[str] | None
-"""Where a file is to be; None: nowhere."""
-Content = Iterable[str] | Iterable[bytes]
-"""What stands in a file, in pieces."""
+Place = str | os.PathLike[str] | None  # Where a file is to be; None: nowhere.
+Content = Iterable[str] | Iterable[bytes]  # What stands in a file, in pieces.
 
 
 def write(files: Mapping[Path, Content]) -> None:
-    """Write each file beside its place, and move them there when all are done.
-
-    Raises SetupError where one cannot be written.
-    """
+    """Write each file beside its place, then move all there. SetupError where one cannot be."""
     unfinished = {path: path.with_name(f".{path.name[:100]}.{os.getpid()}.part") for path in files}
     try:
         for path, pieces in files.items():
