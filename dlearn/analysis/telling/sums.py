@@ -27,10 +27,9 @@ def totals(part: str, sent: Traffic, over: str) -> str:
         return f"In {part} no rank was seen sending anything."
     from_each = {rank: sent.bytes_from(rank=rank) for rank in sent.ranks}
     text = listed([f"{sent.labels[rank]} sends {size:,} B" for rank, size in from_each.items()])
-    text = f"{text} of payload"
     if len(set(from_each.values())) == 1:
-        text = f"every rank sends {from_each[sent.ranks[0]]:,} B of payload"
-    text = f"In {part} {text}, {sent.total_bytes:,} B in all"
+        text = f"every rank sends {from_each[sent.ranks[0]]:,} B"
+    text = f"In {part} {text} of payload, {sent.total_bytes:,} B in all"
     own = sum(size for (src, dst), size in sent.payload_bytes.items() if src == dst)
     if own:
         text += f", {own:,} B of it from a rank to itself{over}"
