@@ -111,11 +111,9 @@ def drive_hierarchical(all_reduce: Callable[[torch.Tensor, int], None], seed: in
 def _link_traffic(tried: Attempt) -> None:
     """Raise TrafficError if a machine sends more than an all-reduce of two: the tensor, once."""
     sent = traffic(tried.trace)
+    sizes = sent.payload_bytes.items()
     for machine in range(tried.ranks // LOCAL):
-        over = 0
-        for (src, dst), size in sent.payload_bytes.items():
-            if src // LOCAL == machine and dst // LOCAL != machine:
-                over += size
+        over = sum(size for (src, dst), size in sizes if src // LOCAL == machine != dst // LOCAL)
         if over > ITEMS * 8:
             enough = f"where {ITEMS * 8:,} B are enough: the size of the tensor"
             raise TrafficError(f"machine {machine} sends {over:,} B over the link, {enough}\n\n{sent}")

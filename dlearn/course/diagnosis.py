@@ -83,7 +83,6 @@ def five_hangs(student: str = "") -> tuple[Trace, ...]:
 
 
 def waits(trace: Trace) -> set[Wait]:
-    """Return all waits of a job that hangs."""
     found: set[Wait] = set()
     for hang in hangs(trace):
         for end in hang.operation.ends:

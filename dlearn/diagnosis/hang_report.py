@@ -90,17 +90,12 @@ def _is_behind(later: Operation, hang: Hang) -> bool:
 
 def _without_outer_calls(found: Sequence[Hang]) -> list[Hang]:
     """Leave out a call by RPC whose function itself hangs in a call that it made."""
-    makers = set()
-    for hang in found:
-        exchange = hang.operation.exchange
-        if exchange is not None and exchange.call is not None:
-            makers.add((exchange.call.rank, exchange.call.parent))
-
-    def is_outer(hang: Hang) -> bool:
-        run = hang.operation.exchange.run if hang.operation.exchange is not None else None
-        return run is not None and (run.rank, run.number) in makers
-
-    return [hang for hang in found if not is_outer(hang)]
+    exchanges = [hang.operation.exchange for hang in found]
+    calls = [each.call for each in exchanges if each is not None and each.call is not None]
+    makers = {(call.rank, call.parent) for call in calls}
+    runs = [None if each is None else each.run for each in exchanges]
+    made = zip(found, runs, strict=True)
+    return [hang for hang, run in made if run is None or (run.rank, run.number) not in makers]
 
 
 def _circle(first: Hang, rest: Sequence[Hang]) -> list[Hang]:

@@ -1,10 +1,10 @@
 """Every sentence about calls that do not fit together: which rank gave what, at which line."""
 
-from collections import defaultdict
 from collections.abc import Callable
 
 from dlearn.diagnosis.hang_detection import other_tags
 from dlearn.events.event import Collective, PointToPoint
+from dlearn.join.columns import grouped
 from dlearn.join.ends import End, logical_bytes, payload_bytes, tensors_of
 from dlearn.join.mismatch import unequal_parts
 from dlearn.join.tables.operation_table import Operation
@@ -38,10 +38,9 @@ def mismatch_text(operation: Operation, trace: Trace) -> str:
 
 def _by_rank(operation: Operation, trace: Trace, value: Callable[[End], str]) -> str:
     """Write "48 B on rank 0, 4 B on ranks 1 and 2", in the order of ranks."""
-    ranks: dict[str, list[int]] = defaultdict(list)
-    for end in operation.ends:
-        ranks[value(end)].append(end.rank)
-    texts = [f"{given} on {trace.labels.together(of)}" for given, of in ranks.items()]
+    texts = []
+    for given, ends in grouped(operation.ends, value).items():
+        texts.append(f"{given} on {trace.labels.together([end.rank for end in ends])}")
     return first_few(texts, _NAMES_LISTED)
 
 

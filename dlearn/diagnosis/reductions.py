@@ -104,7 +104,6 @@ def phases(trace: Trace) -> defaultdict[tuple[int, str], list[PhaseSpan]]:
 
 
 def forwards_of(trace: Trace, rank: int, model: int | None) -> list[PhaseSpan]:
-    """Return the forward passes of a DDP model on a rank."""
     return [span for span in phases(trace.whole)[rank, "forward"] if span.of == model]
 
 

@@ -38,11 +38,6 @@ def install(host: Host) -> Undo:
     watch = _Watch(host, undo)
     phases = Phases(host, watch, undo)
 
-    @untraced
-    def begins(ddp: DistributedDataParallel) -> None:
-        watch.before_forward(ddp)
-        phases.forward_begins(ddp)
-
     def made(_: None, ddp: DistributedDataParallel, *args: Any, **kwargs: Any) -> None:
         watch.number_of(ddp)
         phases.follow(ddp.device)
@@ -53,7 +48,7 @@ def install(host: Host) -> Undo:
         @torch._disable_dynamo(recursive=False)  # type: ignore[attr-defined]
         @untraced
         def _inside_ddp_forward(self: DistributedDataParallel) -> Iterator[None]:
-            guarded(host, "DistributedDataParallel.forward", begins, self)
+            guarded(host, "DistributedDataParallel.forward", phases.forward_begins, self)
             with original(self):
                 yield
             phases.forward_ends(self)
@@ -159,7 +154,9 @@ class Phases:
         self._optimizers_made = itertools.count()
         self._follows_optimizers = self._follows_backward = False
 
+    @untraced
     def forward_begins(self, ddp: DistributedDataParallel) -> None:
+        self._watch.before_forward(ddp)
         self.follow(ddp.device)
         self._forward[ddp] = self._begins()
 

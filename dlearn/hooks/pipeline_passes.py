@@ -58,8 +58,7 @@ def install(host: Host) -> Undo:
             undo.wrap(base, name, partial(run, kind))
         for way, phase in _SENT.items():
             for ops in ("send", "recv"):
-                marks = partial(carries, phase)
-                undo.around(host, base, f"get_{way}_{ops}_ops", after=marks)
+                undo.around(host, base, f"get_{way}_{ops}_ops", after=partial(carries, phase))
 
     undo.callback(AfterImport(_STAGE, watch, host).go)
     return undo.close

@@ -72,8 +72,8 @@ class _Pass:
 
     def __init__(self) -> None:
         self.tables: Tables = {}
-        self.ready: dict[tuple[int | None, int], set[str]] = defaultdict(set)
-        self._launched: dict[tuple[int | None, int], int] = defaultdict(int)
+        self.ready: dict[int, set[str]] = defaultdict(set)
+        self._launched: dict[int, int] = defaultdict(int)
 
     def labels(
         self, events: Sequence[Gradient | Collective], tables: Sequence[Tables]
@@ -81,20 +81,16 @@ class _Pass:
         """Yield what each collective sends; `tables` are those known at each event."""
         for event, self.tables in zip(events, tables, strict=True):
             if isinstance(event, Gradient):
-                self.ready[event.backward, event.model].add(event.parameter)
+                self.ready[event.model].add(event.parameter)
             is_call = isinstance(event, Collective) and (self.tables or event.launcher == "reducer")
             yield self._label_of(cast("Collective", event)) if is_call else BucketLabel()
 
     def _label_of(self, call: Collective) -> BucketLabel:
         if call.launcher == "comm hook":
-            named = [
-                table[call.bucket_index]
-                for model, table in self.tables.items()
-                # A callback on a thread of gloo's does not know its pass.
-                if call.bucket_index in table
-                and (call.backward is None or self._is_ready(table[call.bucket_index], call.backward, model))
-            ]
-            return _only(named)
+            index, tables = call.bucket_index, self.tables.values()
+            named = [table[index] for table in tables if index in table]
+            # A callback on a thread of gloo's does not know its pass.
+            return _only(named if call.backward is None else [*filter(self._is_ready, named)])
         if call.launcher == "reducer":
             return self._next_bucket(call) if call.op == "all_reduce" else _only([])
         if call.thread and call.backward is None:
@@ -104,29 +100,28 @@ class _Pass:
 
     def _next_bucket(self, call: Collective) -> BucketLabel:
         size = sum(tensor.logical_bytes for tensor in call.inputs)
-        fitting: list[tuple[int, Bucket]] = []
-        ready: list[tuple[int, Bucket]] = []
+        fitting: list[Bucket] = []
+        ready: list[Bucket] = []
         for model, table in self.tables.items():
-            launched = self._launched[call.backward, model]
+            launched = self._launched[model]
             coming = [bucket for index, bucket in sorted(table.items()) if index >= launched]
             if coming and not coming[0].may_be_skipped:
                 coming = coming[:1]
             fits = [each for each in coming if each.bytes == size]
-            fitting += [(model, each) for each in fits]
+            fitting += fits
             # One behind a bucket that fits, too, is not taken for it: other ranks may have used that one.
-            ready += [(model, each) for each in fits[:1] if self._is_ready(each, call.backward, model)]
+            ready += filter(self._is_ready, fits[:1])
         # With find_unused_parameters a bucket also goes when its other gradients will never come.
         candidates = ready or fitting
         if len(candidates) == 1:
-            model, bucket = candidates[0]
-            self._launched[call.backward, model] = bucket.index + 1
-            return BucketLabel(bucket)
+            self._launched[candidates[0].model] = candidates[0].index + 1
+            return BucketLabel(candidates[0])
         if not candidates and call.inputs and all(tensor.dtype == "int32" for tensor in call.inputs):
             return BucketLabel(role=USED_MAP)
         return BucketLabel(role=UNKNOWN)
 
-    def _is_ready(self, bucket: Bucket, backward: int | None, model: int) -> bool:
-        return set(bucket.parameters) <= self.ready[backward, model]
+    def _is_ready(self, bucket: Bucket) -> bool:
+        return self.ready[bucket.model].issuperset(bucket.parameters)
 
 
 def _only(candidates: Sequence[Bucket]) -> BucketLabel:

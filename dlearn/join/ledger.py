@@ -1,8 +1,7 @@
 """What each operation should have written to each connection, and between which two samples of the counters.
 
-Gloo frames every message: 48 B tell the receiver that it comes and 48 B say what it is, both from the sender, and 48 B
-come back when the receiver is ready. So what a rank writes to another is the payload of its messages, 96 B for each,
-and 48 B for each that comes from there.
+What a rank writes to another over gloo is the payload of its messages, 96 B for each, and 48 B for
+each that comes from there (gloo.py).
 """
 
 from collections import Counter

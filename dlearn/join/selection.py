@@ -130,7 +130,6 @@ def check_op(op: str, table: EventTable) -> None:
 
 
 def within_span(table: EventTable, span: str) -> Mask:
-    """Return which rows are inside spans of this name."""
     enclosing = table.of_firsts(lambda first: isinstance(first, Span) and first.name == span)
     return _below(table, enclosing)
 

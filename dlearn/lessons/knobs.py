@@ -48,10 +48,9 @@ class Bytes:
     """Two ranks that stay, and train one model in two ways for whatever size they are asked."""
 
     def __init__(self) -> None:
-        self._stack = ExitStack()
-        self._cluster = Cluster(["stage0", "stage1"], rpc=True, measure="phase")
-        self._stack.enter_context(self._cluster)
-        self.close = weakref.finalize(self, self._stack.close)
+        stack, cluster = ExitStack(), Cluster(["stage0", "stage1"], rpc=True, measure="phase")
+        self._cluster = stack.enter_context(cluster)
+        self.close = weakref.finalize(self, stack.close)
         """Ends the ranks; so do the end of this object and of the notebook."""
 
     def ask(self, size: Size) -> Answer:

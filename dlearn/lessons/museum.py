@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import permutations, product
 from typing import Any, Literal, NamedTuple
 
 from dlearn.cluster import Cluster
@@ -80,17 +81,13 @@ _OUT_OF_ORDER = tuple(
     f" rank 0 called it {first}, rank 1 {second}**"
     for call in _CALLS
     for who in ("rank 0 waits", "rank 1 waits", "rank 0 and rank 1 wait")
-    for first in _MAKERS
-    for second in _MAKERS
-    if first != second
+    for first, second in permutations(_MAKERS, 2)
 )
 """PowerSGD: what one rank sends for one bucket meets what the other rank sends for the other."""
 _NO_THREAD_LEFT = tuple(
     f"rank 0 and rank 1 wait in {call}; all ranks called it, and it does not end;"
     f" rank 0 called it {first}, rank 1 {second}**"
-    for call in _CALLS
-    for first in _MAKERS
-    for second in _MAKERS
+    for call, first, second in product(_CALLS, _MAKERS, _MAKERS)
     if "thread" in first + second
 )
 """PowerSGD: a callback holds one of gloo's two threads until its all-reduce is done, which needs one of them.

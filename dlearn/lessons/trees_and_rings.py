@@ -115,7 +115,6 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     medians: int = 0
 
     def time_s(self, spent: Cost) -> float:
-        """Compute steps * latency + bytes / bandwidth."""
         return spent.steps * self.latency_s + spent.bytes / self.bandwidth
 
     @property
@@ -198,11 +197,6 @@ class Predictions(Result, frozen=True):
     sizes: tuple[int, ...]
     times: dict[str, tuple[float, ...]]
 
-    def fastest(self, index: int) -> tuple[str, ...]:
-        """Return the algorithms that take the least time for `sizes[index]`."""
-        least = min(times[index] for times in self.times.values())
-        return tuple(name for name, times in self.times.items() if times[index] <= least * (1 + 1e-9))
-
     def records(self) -> Iterator[dict[str, object]]:
         """Yield a row for each algorithm at each size."""
         for name, times in self.times.items():
@@ -212,9 +206,10 @@ class Predictions(Result, frozen=True):
     def rows(self) -> list[list[str]]:
         """Return a row for each algorithm, with steps and bytes (S: size); the fastest has a *."""
         table = [["all-reduce", "steps", "bytes", *(size_text(size) for size in self.sizes)]]
+        least = [min(times) * (1 + 1e-9) for times in zip(*self.times.values(), strict=True)]
         for name, times in self.times.items():
             steps, k = cost(name, self.ranks, 1)
-            marks = ["*" if name in self.fastest(i) else " " for i in range(len(times))]
+            marks = ["*" if time <= best else " " for time, best in zip(times, least, strict=True)]
             cells = [time_text(round(time * 1e9)) + mark for time, mark in zip(times, marks, strict=True)]
             table.append([name, str(steps), f"{k:.3g} S", *cells])
         return table

@@ -61,7 +61,6 @@ class ScalingLine(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def constant(self) -> float:
-        """Return the mean of the constants."""
         return sum(self.constants) / len(self.constants)
 
     @property

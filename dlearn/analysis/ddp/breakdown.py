@@ -20,14 +20,8 @@ from dlearn.shown import Paragraph, RankNames, Result, Table, capitalized, ms, t
 from dlearn.trace import Trace
 
 LAUNCHED = "On a GPU: the times of the CPU that launches the kernels, which run on by themselves."
-_COLUMNS: dict[str, Phase] = {
-    "forward": "forward",
-    "backward": "backward",
-    "exposed transfer": "transfer",
-    "exposed waiting": "waiting",
-    "optimizer": "optimizer",
-    "between": "between",
-}
+_SHOWN: tuple[Phase, ...] = ("forward", "backward", "transfer", "waiting", "optimizer", "between")
+_HEAD = "forward", "backward", "exposed transfer", "exposed waiting", "optimizer", "between"
 
 
 class Breakdown(Result, frozen=True):
@@ -118,16 +112,16 @@ class Breakdown(Result, frozen=True):
         for each in self.items:
             row: dict[str, object] = {"step": each.title, "number": each.number}
             row |= {"rank": self.labels[each.rank], "start_ns": each.start_ns}
-            for phase in (*_COLUMNS.values(), "hidden"):
+            for phase in (*_SHOWN, "hidden"):
                 seen = each.observed or phase not in COMMUNICATION
                 row[f"{phase}_ns"] = each.length_ns(phase) if seen else None
             yield row | {"total_ns": each.total_ns}
 
     def rows(self) -> list[list[str]]:
         """Return a head, and a row for each rank of the median step; ms."""
-        table = [["step", "rank", *_COLUMNS, "all", "(hidden)"]]
+        table = [["step", "rank", *_HEAD, "all", "(hidden)"]]
         for each in self.middle:
-            cells = [ms(each.length_ns(phase)) for phase in _COLUMNS.values()]
+            cells = [ms(each.length_ns(phase)) for phase in _SHOWN]
             hidden = ms(each.length_ns("hidden"))
             if not each.observed:
                 cells[2:4], hidden = ["not observed"] * 2, "not observed"

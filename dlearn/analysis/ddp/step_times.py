@@ -1,8 +1,7 @@
 """How long each step took on each rank, and which one is odd: which rank the others waited for.
 
 Steps are DDP's training steps; where there are none, the user's spans that are called the same up
-to a number ("step 3", "iteration 7"), or FSDP's from one optimizer's step to the next. A step is
-odd if it took more than twice the median, or half as much again where all others are nearly equal.
+to a number ("step 3", "iteration 7"), or FSDP's from one optimizer's step to the next.
 """
 
 from collections import Counter

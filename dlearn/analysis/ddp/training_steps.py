@@ -114,7 +114,6 @@ class TrainingStep(msgspec.Struct, frozen=True, kw_only=True):
         return (*parts, *(_part("hidden", list(rows)) for is_hidden, rows in hidden if is_hidden))
 
     def length_ns(self, *phases: Phase) -> int:
-        """Return how long these phases took together."""
         lengths: Counter[Phase] = Counter()
         for row in self.rows:
             lengths[row.phase] += row.length_ns

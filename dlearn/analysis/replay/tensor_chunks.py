@@ -47,7 +47,9 @@ def pieces(trace: Trace, messages: Sequence[Message], walk: WalkParts) -> None:
     summed = False
     for by_index in of_operation.values():
         shown = list(by_index.values())
-        operation, cuts = shown[0].operation, _cuts(shown)
+        operation, whole_bytes = shown[0].operation, max(each.whole_bytes for each in shown)
+        edges = {edge for each in shown for edge in (each.offset_bytes, _end(each))}
+        cuts = sorted({*edges, 0, whole_bytes})
         if family_of_op(operation.op) == "all_to_all":
             _exchange(walk, operation, by_index, trace)
             continue
@@ -83,11 +85,6 @@ def _from_the_beginning(operation: Operation, shown: Sequence[Message]) -> bool:
 def _moment(message: Message) -> int:
     """Return when it was sent; of a derived message, which has no time of its own, its step."""
     return message.step if message.how == "derived" else message.sent_ns or 0
-
-
-def _cuts(messages: Sequence[Message]) -> list[int]:
-    edges = {edge for each in messages for edge in (each.offset_bytes, _end(each))}
-    return sorted({*edges, 0, max(each.whole_bytes for each in messages)})
 
 
 def _begin(operation: Operation, messages: Sequence[Message], cuts: Sequence[int]) -> Holding | None:

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Hashable
-from typing import NamedTuple
 
 from dlearn.analysis.ddp.training_steps import last_step
 from dlearn.analysis.volume.traffic import Traffic, traffic_of
@@ -28,10 +27,9 @@ def totals(part: str, sent: Traffic, over: str) -> str:
         return f"In {part} no rank was seen sending anything."
     from_each = {rank: sent.bytes_from(rank=rank) for rank in sent.ranks}
     text = listed([f"{sent.labels[rank]} sends {size:,} B" for rank, size in from_each.items()])
-    text = f"{text} of payload"
     if len(set(from_each.values())) == 1:
-        text = f"every rank sends {from_each[sent.ranks[0]]:,} B of payload"
-    text = f"In {part} {text}, {sent.total_bytes:,} B in all"
+        text = f"every rank sends {from_each[sent.ranks[0]]:,} B"
+    text = f"In {part} {text} of payload, {sent.total_bytes:,} B in all"
     own = sum(size for (src, dst), size in sent.payload_bytes.items() if src == dst)
     if own:
         text += f", {own:,} B of it from a rank to itself{over}"
@@ -44,24 +42,13 @@ def totals(part: str, sent: Traffic, over: str) -> str:
     return f"{text}."
 
 
-class TypicalStep(NamedTuple):
-    """The last of the `alike` among `steps`; the first that `differs`; `outside` are in none."""
-
-    title: str
-    operations: Operations
-    alike: int
-    steps: int
-    differs: str
-    outside: int
-
-
-def typical_step(trace: Trace) -> TypicalStep | None:
-    """Compare the steps of a whole training; None where there are not two, or spans name them."""
+def step_sentence(trace: Trace) -> str:
+    """Write "In one training step (step 19: 1 all_reduce of 80 B) ..."; "" of named ones."""
     titles, asked = [*numbered_steps(trace.whole).values()], operations(trace)
     step = steps_of(asked, trace.whole)
     outside = int((step == NONE).sum())
     if trace is not trace.whole or last_step(trace) or len(titles) < 2 or outside == len(asked):
-        return None
+        return ""
     calls = [Counter[Hashable]() for _ in titles]
     for one, places in asked.groups():
         kind = one.op, one.given_bytes, one.missing, frozenset(sums_of(one))
@@ -72,31 +59,26 @@ def typical_step(trace: Trace) -> TypicalStep | None:
     last = max(number for number, each in enumerate(sent) if each == usual)
     differs = next((titles[number] for number, each in enumerate(sent) if each != usual), "")
     mine = Operations(asked.table, asked.rows[step == last], trace.labels)
-    return TypicalStep(titles[last], mine, alike, len(titles), differs, outside)
+    title, other = (each.removeprefix("training ") for each in (titles[last], differs))
+    part = f"one training step ({title}: {_calls_text(mine)})"
+    same = f"All {len(titles):,} steps are alike."
+    if other:
+        some = f"{alike:,} of {len(titles):,} steps are alike; the" if alike > 1 else "The"
+        same = f"{some} first that differs is {other}."
+    more = f" Outside of the steps: {count_text(outside, 'operation')}." * (outside > 0)
+    return f"{totals(part, traffic_of(mine, trace), '')} {same}{more}"
 
 
-def step_sentence(trace: Trace) -> str:
-    """Write "In one training step (step 19: 1 all_reduce of 80 B) ..."; "" without steps."""
-    found = typical_step(trace)
-    if found is None:
-        return ""
+def _calls_text(asked: Operations) -> str:
     counts, sizes = Counter[str](), Counter[str]()
-    for one, times in found.operations.group_sizes():
+    for one, times in asked.group_sizes():
         counts[one.op] += times
         sizes[one.op] += times * one.given_bytes
     calls = []
     for op, count in counts.items():
         size = f" of {sizes[op]:,} B{' in all' * (count > 1)}" * (sizes[op] > 0)
         calls.append(f"{count_text(count, op)}{size}")
-    title, other = (each.removeprefix("training ") for each in (found.title, found.differs))
-    part = f"one training step ({title}: {listed(calls)})"
-    sends = totals(part, traffic_of(found.operations, trace), "")
-    alike = f"All {found.steps:,} steps are alike."
-    if other:
-        some = f"{found.alike:,} of {found.steps:,} steps are alike; the" if found.alike > 1 else "The"
-        alike = f"{some} first that differs is {other}."
-    outside = count_text(found.outside, "operation")
-    return f"{sends} {alike}" + f" Outside of the steps: {outside}." * (found.outside > 0)
+    return listed(calls)
 
 
 def late_text(trace: Trace) -> str:

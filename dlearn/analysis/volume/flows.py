@@ -1,13 +1,15 @@
 """Messages between the same two ranks, taken together: what one arrow of a picture stands for."""
 
-from collections import Counter, defaultdict
-from collections.abc import Container, Hashable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator
 from itertools import repeat
+from operator import attrgetter
 
 import msgspec
 import numpy as np
 
 from dlearn.events.event_table import NONE, Rows
+from dlearn.join.columns import grouped
 from dlearn.join.ends import How
 from dlearn.join.operation_messages import sums_of, times_of_calls, why_unknown
 from dlearn.join.tables.message_table import Message
@@ -79,11 +81,8 @@ def _with_both_times(one: Operation, leaves: Operations, indices: Rows, times_of
 
 def flows(messages: Iterable[Message], *, by_step: bool) -> Iterator[Flow]:
     """Join all messages of one operation between the same two ranks, or only those of one step."""
-    groups: dict[Hashable, list[Message]] = defaultdict(list)
-    for message in messages:
-        step = message.step if by_step else 0
-        groups[id(message.operation), message.src, message.dst, step].append(message)
-    for group in groups.values():
+    way = attrgetter("src", "dst", "step") if by_step else attrgetter("src", "dst")
+    for group in grouped(messages, lambda each: (id(each.operation), way(each))).values():
         first, sizes = group[0], [message.payload_bytes for message in group]
         sent = [message.sent_ns for message in group if message.sent_ns is not None]
         received = [message.received_ns for message in group if message.received_ns is not None]

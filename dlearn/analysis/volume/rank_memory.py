@@ -33,11 +33,9 @@ class RankMemory(Result, frozen=True):
     labels: RankNames
 
     def most(self, rank: int, part: str) -> int:
-        """Return the most that a rank held of one part."""
         return max(int(getattr(each, part)) for each in self.held[rank])
 
     def peak(self, rank: int) -> MemoryHeld:
-        """Return the moment at which a rank held most."""
         return max(self.held[rank], key=total_bytes)
 
     @property

@@ -8,6 +8,7 @@ Ends: works.py, and of work on a GPU cuda_times.py.
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -262,14 +263,11 @@ def install_groups(host: Host) -> Undo:
 
 
 _AFTER = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
-_self_test_passed = False
 
 
+@cache  # Once per process.
 def self_test() -> None:
-    """Raise SetupError unless start and end of one op are seen. Once per process."""
-    global _self_test_passed
-    if _self_test_passed:
-        return
+    """Raise SetupError unless start and end of one op are seen."""
     probe: Any = _Probe()
     with Patches() as undo:
         _install(probe, undo)
@@ -279,7 +277,6 @@ def self_test() -> None:
         pg.allreduce([torch.zeros(1)]).wait()
     if probe.seen != ["fact", "event", "end"]:
         raise unfit(f"the self-test saw {probe.seen or 'nothing'} of one all_reduce")
-    _self_test_passed = True
 
 
 class _Probe:

@@ -176,7 +176,6 @@ def _send_pickled(original: type[Any], name: str, comm: Any, data: bytes, given:
 
 
 def _messages(name: str, form: Form, comm: Any, given: Given, data: bytes | None, watch: Watch) -> list[Post]:
-    """Report the send, then the receive or the look."""
     posts: list[Post] = []
     dest: Any = given.get("dest")
     source: Any = given.get("source", MPI.ANY_SOURCE)

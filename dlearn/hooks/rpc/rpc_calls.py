@@ -101,7 +101,7 @@ def _call_cpp(
     def note() -> None:
         forks = [value for value in flatten(given) if isinstance(value, PyRRef)]
         rrefs = tuple(RRefFork(rref.owner().id, "") for rref in forks)
-        tensors, context = tensors_in(given), calls.known_context()
+        tensors, context = tensors_in(given), calls.context.get(this_thread())
         if context is not None and any(tensor.requires_grad for tensor in tensors):
             watch_return(calls, context, worker.id)
         known = {"flavour": flavour, "context": context, "rrefs": rrefs}

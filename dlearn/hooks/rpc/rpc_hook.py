@@ -113,7 +113,8 @@ def watch_windows(calls: RpcCalls, patches: Patches) -> None:
     def at_owner(op: str, original: Any, rref: Any, *args: Any, **kwargs: Any) -> Any:
         if rref.is_owner():
             return original(rref, *args, **kwargs)
-        made_by, owner, context = caller(sys._getframe()), rref.owner().id, calls.known_context()
+        made_by, owner = caller(sys._getframe()), rref.owner().id
+        context = calls.context.get(this_thread())
         with window(op, to=owner, context=context, site=made_by.site, phase=made_by.phase) as facts:
             calls.fetched.discard(this_thread())
             value = original(rref, *args, **kwargs)

@@ -61,9 +61,6 @@ class RpcCalls:
     def next_id(self) -> CallId:
         return CallId(self.me, next(self.numbers))
 
-    def known_context(self) -> int | None:
-        return self.context.get(this_thread())
-
     def watch_graph(self, context: int, tensors: Sequence[torch.Tensor]) -> None:
         """Watch the nodes of tensors that a message brings or takes away, if that is asked for."""
         if self.graph is not None:

@@ -141,11 +141,6 @@ class ExchangeTable:
         return np.asarray(np.maximum(self.sent_ns, 0) > end_ns)
 
     @property
-    def called_ns(self) -> Column:
-        """Return when each was called, or sent by C++ itself; NONE where that is not known."""
-        return at_rows(self.events.start_ns, self.call, self.sent_ns)
-
-    @property
     def is_logged(self) -> Mask:
         return np.asarray(self.request_id != NONE)
 

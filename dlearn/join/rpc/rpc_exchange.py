@@ -228,7 +228,6 @@ class RequestMatcher:
 
     def __init__(self, requests: Iterable[Request]) -> None:
         self._by_src = grouped(sorted(requests, key=_sent), lambda request: request.src)
-        self._times = {src: [each.first_ns for each in found] for src, found in self._by_src.items()}
         self._matched: dict[Request, RpcExchange] = {}
         self._windows: dict[RpcExchange, tuple[TimeWindow, Callable[[Request], int]]] = {}
         self.exchanges: list[RpcExchange] = []
@@ -266,11 +265,10 @@ class RequestMatcher:
         return [request for request in every if request not in self._matched]
 
     def _all_within(self, window: TimeWindow) -> list[Request]:
-        times = self._times.get(window.src, [])
-        last = len(times) if window.last_ns is None else bisect_right(times, window.last_ns)
-        inside = slice(bisect_left(times, window.first_ns), last)
-        found = self._by_src.get(window.src, [])[inside]
-        return [request for request in found if window.dst in (None, request.dst)]
+        sent, last_ns = self._by_src.get(window.src, []), window.last_ns
+        last = len(sent) if last_ns is None else bisect_right(sent, last_ns, key=_sent)
+        inside = sent[bisect_left(sent, window.first_ns, key=_sent) : last]
+        return [request for request in inside if window.dst in (None, request.dst)]
 
     def _augment(self, exchange: RpcExchange) -> bool:
         """Return whether a shortest chain of exchanges that move on ends at a free request."""

@@ -76,7 +76,8 @@ class Rpc:
 
     def sent_between(self, wanted: Callable[[Column], Mask]) -> Rpc:
         """Return the exchanges that were called, or sent by C++, at a time in ns that is wanted."""
-        return self._keep(wanted(self.exchanges.table.called_ns))
+        table = self.exchanges.table
+        return self._keep(wanted(at_rows(table.events.start_ns, table.call, table.sent_ns)))
 
     def _keep(self, kept: Mask) -> Rpc:
         rows = self.exchanges.rows

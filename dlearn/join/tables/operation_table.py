@@ -349,7 +349,6 @@ class OperationTable:
 
     @cached_property
     def is_missing(self) -> Mask:
-        """Return where some rank never called it."""
         found = np.zeros(len(self), bool)
         found[list(self.missing)] = True
         return found
