@@ -328,8 +328,10 @@ def test_what_never_came_and_what_a_rank_sends_itself_is_said(tmp_path):
     job = Job(tmp_path, ranks=3)
     send(job, 0, 0, size=8)
     job.collective("all_reduce", size=1200, ranks=[0, 2], end_ns=None)
-    ax = draw.traffic_graph(job.load())
+    trace = job.load()
+    ax = draw.traffic_graph(trace)
     assert {to_rgb(each.get_edgecolor()) for each in arrows(ax)} == {to_rgb(palette.MISSING)}
     assert words(ax).count("never came: 1.60 kB") == 3, "2 * 2/3 of 1,200 B"
     assert "To themselves, and not drawn: rank 0 8 B." in words(ax)
     assert "4.80 kB expected that never came" in words(ax)
+    assert len(boxes(draw.traffic(trace), "never came")) == 3

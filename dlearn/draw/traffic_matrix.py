@@ -12,7 +12,7 @@ from dlearn import analysis
 from dlearn.analysis.findings import hang_title, pair_sentences, traffic_finding, wire_finding
 from dlearn.analysis.volume.traffic import Matrix, Traffic, WireTraffic
 from dlearn.draw import canvas, palette
-from dlearn.draw.canvas import points
+from dlearn.draw.canvas import Box, points
 from dlearn.draw.palette import FAINT, INK, SMALLEST_PT, TEXT_PT, plain, text_width
 from dlearn.errors import DlearnError
 from dlearn.shown import Scale, size_text, three_digits, unit_of
@@ -67,13 +67,19 @@ def draw_matrix(trace: Trace, sent: Traffic | WireTraffic, ax: Axes | None, *why
 
 
 def draw_cells(ax: Axes, sent: Matrix) -> None:
-    """Draw the cells, the darker the more bytes; white where a rank sends itself nothing."""
+    """Draw the cells, the darker the more bytes, red around what never came; white for none to itself."""
     count = len(sent.ranks)
-    boxes, faces = [], []
+    awaited = sent.never_came if isinstance(sent, Traffic) else {}
+    boxes, faces, red = [], [], list[Box]()
     for (row, src), (column, dst) in product(enumerate(sent.ranks), repeat=2):
         boxes.append((column, column + 1, row, row + 1))
         faces.append(_shade(sent, src, dst))
+        if awaited.get((src, dst)):
+            red.append(boxes[-1])
     canvas.draw_boxes(ax, boxes, facecolors=faces, edgecolors="white", linewidths=1, gid="cells")
+    if red:
+        dashed: dict[str, Any] = {"edgecolor": palette.MISSING, "linestyle": (0, (3, 2))}
+        canvas.draw_boxes(ax, red, facecolor="none", linewidth=1.2, gid="never came", **dashed)
     ax.set(xlim=(0, count + _margin(count)), ylim=(count + _margin(count), 0))
 
 
