@@ -279,6 +279,7 @@ def live_rows(folder: Path) -> Iterator[None]:
     over, rows, start = threading.Event(), LiveRows(folder), time.monotonic()
 
     def lines(width: int | None = None) -> list[str]:
+        over.wait(max(0.0, rows.rest_seconds - AGAIN_SECONDS))
         shown = rows.lines(width)
         return [f"dlearn: {time.monotonic() - start:.0f} s", *shown] if shown else []
 
