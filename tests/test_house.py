@@ -145,7 +145,7 @@ LINES = {
     "dlearn/collectives": 557,
     "dlearn/course": 2_085,
     "dlearn/diagnosis": 2_097,
-    "dlearn/draw": 5_019,
+    "dlearn/draw": 5_025,
     "dlearn/events": 4_517,
     "dlearn/export": 638,
     "dlearn/hooks": 4_308,
@@ -155,11 +155,11 @@ LINES = {
     "dlearn/network": 1_039,
     "dlearn/play": 2_401,
     "dlearn/recorder": 721,
-    "dlearn/scripts": 1_092,
+    "dlearn/scripts": 1_093,
     "dlearn/sources": 329,
     "docs": 1_777,
     "notebooks": 9_506,
-    "tests": 16_088,
+    "tests": 16_090,
     "tools": 175,
 }
 SLACK = 0.01  # So far below its budget a folder may be before the budget has to be lowered.
@@ -167,7 +167,7 @@ HABITS = {
     "conditionals inside f-strings": 6,
     "docstrings that begin with no verb": 0,
     "functions of more than 10 branches": 6,
-    "lines over 100 characters": 2_040,
+    "lines over 100 characters": 2_041,
     "statements of more than one comprehension": 35,
 }
 
