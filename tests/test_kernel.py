@@ -122,7 +122,7 @@ def test_output_is_live_and_rows_stand_in_one_output_of_which_a_sentence_is_left
     shown = kernel.outputs(request)
     last = [output["data"] for output in shown if output["kind"] == "update_display_data"][-1]
     assert first["data"]["text/plain"].startswith("dlearn: 1 of 1 ranks at work, ")
-    assert "<td" in first["data"]["text/html"]
+    assert 'role="cell"' in first["data"]["text/html"]
     assert last == {"text/plain": "1 rank returned", "text/html": "<p>1 rank returned</p>"}
     assert [output for output in shown if output["kind"] == "execute_result"] == []
     assert [output["kind"] for output in kernel.run("run")] == ["execute_result"]
