@@ -15,6 +15,7 @@ from traces import Job
 
 from dlearn import analysis, draw, explain, operations
 from dlearn.analysis import step_times
+from dlearn.cli import main
 from dlearn.draw.palette import MISSING
 from dlearn.errors import TraceError
 from dlearn.events.event import NOT_OBSERVED
@@ -296,3 +297,14 @@ def test_a_rank_that_is_late_to_nearly_every_step_is_named(job):
     for number in range(6):
         ddp_step(job, 1000 * number, late=200, backward=number)
     assert analysis.step_times(job.load()).finding.endswith("; rank 1 came late to 6 of them")
+
+
+@pytest.mark.parametrize(("late", "told"), [(0, ""), (1, "Rank 0 waited 500 ms of 1.51 s for rank 1.")])
+def test_waits_count_from_when_all_ranks_have_met(job, capsys, late, told):
+    """Rank 1 comes half a second late to the first of two calls, as it starts later; or to the second."""
+    for call, at in enumerate((0, 1000)):
+        starts = {0: at * MS, 1: (at + 500 * (call == late)) * MS}
+        job.collective("all_reduce", start_ns=starts, end_ns=starts[1] + 10 * MS)  # 1,510 ms in all
+    job.write()
+    assert main(["explain", str(job.folder)]) == 0
+    assert re.findall(".* waited .* for .*", capsys.readouterr().out) == [told] * bool(told)

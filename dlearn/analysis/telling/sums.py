@@ -86,16 +86,17 @@ def late_text(trace: Trace) -> str:
 
     Ranks start one after the other: waits before all have met count nothing. Nor does a held job's.
     """
-    ranks = {*trace.ranks}
-    met = (one.last_arrival_ns for one in operations(trace) if {*one.ranks} == ranks)
-    since_ns = next(met, trace.first_ns)
+    whole, ranks = operations(trace.whole), {*trace.whole.ranks}
+    met = [int(places[0]) for one, places in whole.groups() if {*one.ranks} == ranks]
+    since_ns = whole[min(met)].last_arrival_ns if met else trace.first_ns
     later = trace.between((since_ns - trace.first_ns) / 1e6)
     table, rows = later.table, later.rows.rows
+    since_ns = max([since_ns, *table.start_ns[rows[:1]]])
     lasted = table.end_ns[rows].max(initial=since_ns) - since_ns
     rank, waited = max(waiting(later).items(), key=lambda pair: pair[1], default=(0, 0))
     goes_on = table.pending[trace.rows.rows].any() or any(span.held for span in trace.of(Span))
     if waited <= _WORTH_SAYING * lasted or goes_on:
         return ""
-    others = [trace.label(each) for each in ranks - {rank}]
+    others = [trace.label(each) for each in trace.ranks if each != rank]
     who = others[0] if len(others) == 1 else "the others"
     return f"{who} waited {time_text(waited)} of {time_text(lasted)} for {trace.label(rank)}"
