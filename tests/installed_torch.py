@@ -7,11 +7,14 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from packaging.version import Version
 from torch._C._distributed_c10d import HashStore, ProcessGroupGloo, _dump_fr_trace_json
 
 all_gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+gather_several = getattr(functional, "all_gather_single_coalesced", functional.all_gather_into_tensor_coalesced)
+scatter_several = getattr(functional, "reduce_scatter_single_coalesced", functional.reduce_scatter_tensor_coalesced)
 
 # Read and not imported: importing it compiles TorchScript, and warns of it.
 SCRIPTED_OPTIMIZERS = (

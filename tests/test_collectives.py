@@ -10,11 +10,13 @@ import programs
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as funcol
 import workloads
 from hanging import end_when, in_calls
+from installed_torch import gather_several, scatter_several
 
 from dlearn import Cluster, Trace, messages, operations
-from dlearn.analysis import reconcile
+from dlearn.analysis import reconcile, traffic
 from dlearn.errors import RankError, SetupError
 from dlearn.events.event import Collective
 from dlearn.lessons import trees_and_rings
@@ -77,6 +79,29 @@ def test_ddp_on_the_ring_is_ddp_on_gloo_to_the_bit_and_steps_stand_inside_their_
     assert {(step.group.backend, step.group.name) for step in first.steps} == {("gloo", "0 steps")}
     assert [process.groups["0 steps"].within for process in trace.processes] == ["0", "0", "0"]
     assert {message.how for message in messages(trace) if message.op == "all_reduce"} == {"observed"}
+
+
+def several_at_once() -> list[torch.Tensor]:
+    """What DTensor calls for sequence parallel, and their older form, of 4 and 8 items from each rank."""
+    mine = [torch.arange(float(4 * count)) + dist.get_rank() for count in (1, 2)]
+    gathered = gather_several(mine, dist.group.WORLD)
+    shares = scatter_several(mine, "sum", [0, 0], dist.group.WORLD)
+    lists = [[torch.zeros_like(each) for each in mine] for _ in range(dist.get_world_size())]
+    dist.all_gather_coalesced(lists, mine)
+    return [funcol.wait_tensor(each) for each in (*gathered, *shares)] + [each for of_rank in lists for each in of_rank]
+
+
+def test_several_tensors_in_one_call_take_the_bytes_of_theory(recorded):
+    gloos, rings = (recorded.results(several_at_once, ranks=4, **way) for way in ({}, RING))
+    assert all(torch.equal(*pair) for rank in range(4) for pair in zip(gloos[rank], rings[rank], strict=True))
+    trace = recorded(several_at_once, ranks=4, **RING)
+    assert {message.how for message in messages(trace)} == {"observed"}
+    sent = {each.op: traffic(trace.where(op=each.op)).bytes_from(rank=0) for each in operations(trace)}
+    assert sent == {
+        "all_gather_single_coalesced": 3 * 12 * 4,  # its own 12 items, to three others
+        "reduce_scatter_single_coalesced": 3 * 3 * 4,  # three quarters of its 12 items
+        "all_gather_coalesced": 3 * 12 * 4,
+    }
 
 
 def groups_of_its_own() -> tuple[list[object], Path]:

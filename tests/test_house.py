@@ -142,7 +142,7 @@ LINES = {
     "dlearn/analysis": 5_637,
     "dlearn/backends": 606,
     "dlearn/cluster": 3_231,
-    "dlearn/collectives": 557,
+    "dlearn/collectives": 591,
     "dlearn/course": 2_085,
     "dlearn/diagnosis": 2_097,
     "dlearn/draw": 5_025,
@@ -159,7 +159,7 @@ LINES = {
     "dlearn/sources": 329,
     "docs": 1_777,
     "notebooks": 9_506,
-    "tests": 16_102,
+    "tests": 16_130,
     "tools": 175,
 }
 SLACK = 0.01  # So far below its budget a folder may be before the budget has to be lowered.

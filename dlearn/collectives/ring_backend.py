@@ -10,7 +10,8 @@ group; gloo does everything else.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial, partialmethod
+from functools import partialmethod
+from itertools import chain
 from typing import Any
 
 import torch
@@ -69,27 +70,60 @@ class RingGroup(QueuedGroup):
 
         return self._queue(name, tensors, tensors, steps)
 
-    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, options: Any = None) -> Work:
-        op = self._reduce_op(options, [input])
-        check_sizes(input, output, self.size())
-        steps = partial(ring.reduce_scatter_on, output, input, self._steps, op)
-        return self._queue("reduce_scatter_single", [input], [output], steps)
+    def reduce_scatter_single(self, output: Any, input: Any, options: Any = None) -> Work:
+        return self._scatter_each("reduce_scatter_single", [output], [input], options)
 
-    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, options: Any = None) -> Work:
-        check_sizes(output, input, self.size())
-        steps = partial(ring.all_gather_on, output, input, self._steps)
-        return self._queue("all_gather_single", [input], [output], steps)
+    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, options: Any = None) -> Work:
+        return self._scatter_each("reduce_scatter_single_coalesced", outputs, inputs, options)
+
+    def all_gather_single(self, output: Any, input: Any, options: Any = None) -> Work:
+        return self._gather_each("all_gather_single", [output], [input])
+
+    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, options: Any = None) -> Work:
+        return self._gather_each("all_gather_single_coalesced", outputs, inputs)
+
+    def _scatter_each(self, name: str, outputs: Tensors, inputs: Tensors, options: Any) -> Work:
+        op = self._reduce_op(options, inputs)
+        for output, input in zip(outputs, inputs, strict=True):
+            check_sizes(input, output, self.size())
+
+        def steps() -> None:
+            for output, input in zip(outputs, inputs, strict=True):
+                ring.reduce_scatter_on(output, input, self._steps, op)
+
+        return self._queue(name, inputs, outputs, steps)
+
+    def _gather_each(self, name: str, outputs: Tensors, inputs: Tensors) -> Work:
+        for output, input in zip(outputs, inputs, strict=True):
+            check_sizes(output, input, self.size())
+
+        def steps() -> None:
+            for output, input in zip(outputs, inputs, strict=True):
+                ring.all_gather_on(output, input, self._steps)
+
+        return self._queue(name, inputs, outputs, steps)
+
+    def allgather_coalesced(self, outputs: Any, inputs: Tensors, options: Any = None) -> Work:
+        """Gather each of several tensors; `outputs` has a list of them for each rank."""
+
+        def steps() -> None:
+            for mine, *into in zip(inputs, *outputs, strict=True):
+                self._fill(into, mine)
+
+        into = [*chain.from_iterable(outputs)]
+        return self._queue("all_gather_coalesced", inputs, into, steps, result=outputs)
 
     def _gather_list(self, into: Tensors, mine: Any) -> Work:
         check(into, self, WHO)
+        return self._queue("all_gather", [mine], into, lambda: self._fill(into, mine), result=[into])
 
-        def steps() -> None:
-            flat = mine.new_empty(mine.numel() * self.size())
-            ring.all_gather_on(flat, mine, self._steps)
-            for tensor, block in zip(into, flat.split(max(1, mine.numel())), strict=False):
-                tensor.detach().copy_(block.view(tensor.shape))
-
-        return self._queue("all_gather", [mine], into, steps, result=[into])
+    def _fill(self, into: Tensors, mine: torch.Tensor) -> None:
+        """Gather a tensor from each rank into a list; they have as many items as `mine`."""
+        flat = mine.new_empty(mine.numel() * self.size())
+        ring.all_gather_on(flat, mine, self._steps)
+        blocks = torch.split(flat, max(1, mine.numel()))
+        for tensor, block in zip(into, blocks, strict=False):
+            tensor.detach().copy_(block.view(tensor.shape))
 
     def _scatter_list(self, output: torch.Tensor, parts: Sequence[torch.Tensor], op: object) -> Work:
         def steps() -> None:
@@ -101,15 +135,15 @@ class RingGroup(QueuedGroup):
 
     _allgather_base = all_gather_single  # type: ignore[assignment]
     _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
+    allgather_into_tensor_coalesced = all_gather_single_coalesced  # type: ignore[assignment]
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced  # type: ignore[assignment]
 
 
 # Left to gloo ---------------------------------------------------------------------------------
 
 _LEFT_TO_GLOO = (
-    "all_gather_single_coalesced", "all_to_all_single", "allgather_coalesced", "alltoall",
-    "allgather_into_tensor_coalesced", "alltoall_base", "barrier", "broadcast", "gather",
-    "monitored_barrier", "recv", "recv_anysource", "reduce", "reduce_scatter_single_coalesced",
-    "reduce_scatter_tensor_coalesced", "scatter", "send",
+    "all_to_all_single", "alltoall", "alltoall_base", "barrier", "broadcast", "gather",
+    "monitored_barrier", "recv", "recv_anysource", "reduce", "scatter", "send",
 )  # fmt: skip
 
 
