@@ -59,8 +59,8 @@ course: .venv/.notebooks  ## write a course's notebooks to course-out/: students
 site: .venv/.site  ## write the course as a site to site-out/html: lessons, questions, glossary, guide; works offline
 	.venv/bin/python course/make_site.py --out site-out
 
-paper: .venv/.demo  ## run the claims of the paper on DDP again; figures and verdicts go to docs/ddp_paper/
-	.venv/bin/python -m ddp_claims --out docs/ddp_paper
+paper: .venv/.demo  ## run the claims of the paper on DDP again; figures and verdicts go to paper-out/
+	.venv/bin/python -m ddp_claims --out paper-out
 
 bench: .venv/.bench  ## run every benchmark, one after the other
 	@set -e; for file in $$(grep -l __main__ benchmarks/*.py); do echo "== $$file"; .venv/bin/python "$$file"; done
