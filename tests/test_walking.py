@@ -1,11 +1,11 @@
-"""A trace step by step: the order, what each rank holds after each step, and what is said of it. (In test_frozen.py the
-steps of recorded traces and of a pipeline are compared, and their order is checked.)"""
+"""A trace step by step: the order, what each rank holds after each step, and what is said of it. (In
+test_every_trace.py the steps of recorded traces and of a pipeline are compared, and their order is checked.)"""
 
 import pytest
 import wrong_rings
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_frozen import check_order
+from test_every_trace import check_order
 from traces import Job, header
 
 from dlearn import Trace, messages
