@@ -1,7 +1,6 @@
 """The claims of the paper on DDP: that a verdict is computed, can fail, and is what the essential numbers say.
 
-The notebook ddp_paper runs all of them, and `check_finding` says what has to hold of each,
-whatever the machine does meanwhile, and of however few samples.
+The notebook ddp_paper runs all of them; `check_finding` looks at each finding after its own cells have.
 """
 
 import json
@@ -89,22 +88,17 @@ def test_the_command_writes_figures_report_and_verdicts_and_refuses_an_unknown_c
 
 EXACT = {"DD1": 1, "DD4": 2, "DD8": 1, "DD9": 2, "DD12": 5, "DD13": 1, "DD17": 1}
 """Of a claim about times or losses: so many checks, the first ones, that no other program on this machine can spoil."""
-UNTESTED = {"DD7": 1, "DD16": 1}
-"""Checks that need more machines, or GPUs. All other claims are confirmed by bytes, counts and orders."""
 
 
 def check_finding(found: Finding) -> None:
+    """What the notebook does not assert itself."""
     checks, name = found.result.checks, found.claim.id
-    assert found.result.picture is not None
-    if name == "DD2":  # ready in the reverse of registration; what is said of their times has its samples
-        orders = [check for check in checks if "registration" in check.says]
-        assert [check.holds for check in orders] == [True] * 3
-        assert "ready: fc2.bias, fc2.weight, fc1.bias, fc1.weight, conv2.weight, conv1.weight" in orders[0].seen
-        assert "94.6% of all pairs" in orders[2].seen
-    elif name not in EXACT:
-        assert found.verdict == ("partly tested" if name in UNTESTED else "confirmed"), found
-        assert len(found.untested) == UNTESTED.get(name, 0), found
-    else:
+    assert name not in ("DD7", "DD16") or len(found.untested) == 1, found
+    if name == "DD2":
+        orders = [check.seen for check in checks if "registration" in check.says]
+        assert "ready: fc2.bias, fc2.weight, fc1.bias, fc1.weight, conv2.weight, conv1.weight" in orders[0]
+        assert "94.6% of all pairs" in orders[2]
+    if name in EXACT:
         assert all(check.holds for check in checks[: EXACT[name]]), found
         for check in checks[EXACT[name] :] if name not in ("DD12", "DD13") else ():
             sampled = ("n = ", "resamples", "doublings")

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -115,19 +114,6 @@ def test_a_deadlock_is_named_while_nobody_has_timed_out():
     run.end()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("ten", range(5))
-def test_a_hang_is_told_right_at_once_in_each_of_fifty_rounds(ten):
-    told = Counter()
-    for _ in range(10):
-        run = Cluster(2, hold=True).run(both_send_first)
-        run.release(0)
-        run.release(1)
-        told[str(run.hang).partition("(")[0]] += 1
-        run.end()
-    assert told == {EACH_OTHER[:-1]: 10}
-
-
 def sleep_between_calls():
     tensor, receives = torch.ones(4), dist.get_rank() == 0
     dist.all_reduce(tensor)
@@ -165,13 +151,8 @@ def test_a_forked_childs_call_is_not_the_ranks():
     assert run.join(60).results == {0: 0, 1: 0}
 
 
-def receive_on_rank_1():
-    if dist.get_rank() == 1:
-        dist.recv(torch.ones(1), 0)
-
-
 def test_what_is_said_of_a_run_is_true_at_every_moment():
-    run = Cluster(2, hold=True).run(receive_on_rank_1)
+    run = Cluster(2, hold=True).run(lambda: dist.get_rank() == 1 and dist.recv(torch.ones(1), 0))
     assert not run.hang
     assert len(run.waiting) == 1
     assert repr(run.hang).startswith("no rank hangs: rank 0 has ended; rank 1 waits at the gate: recv from 0 (")

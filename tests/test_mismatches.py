@@ -20,11 +20,6 @@ def job(tmp_path):
     return Job(tmp_path, ranks=3)
 
 
-def test_different_sizes(job):
-    job.collective("broadcast", size={0: 400, 1: 400, 2: 8}, root=0, **WAITS)
-    job.says("the ranks called it with different sizes: 400 B on ranks 0 and 1, 8 B on rank 2")
-
-
 def test_roots_are_group_ranks_and_the_sentence_names_ranks_of_the_job(job):
     job.group("pair", [2, 1])
     job.collective("reduce", size=4, group="pair", root={1: 0, 2: 1}, **WAITS)

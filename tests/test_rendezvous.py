@@ -47,12 +47,6 @@ def test_a_rank_that_never_began(job):
     )
 
 
-def test_a_rank_that_still_loads(job):
-    come(job, (0, 2, 3), size=4)
-    job.files[1].append(Heartbeat(at_ns=50, site="a.py:2"))
-    job.says("rank 0, rank 2 and rank 3 wait in init_process_group (a.py:5) for rank 1, which is at a.py:2.")
-
-
 def test_a_call_that_timed_out(job):
     come(job, [0], size=4, end_ns=90, error="DistStoreError")
     job.files[1].append(Heartbeat(at_ns=50, ended="exited"))

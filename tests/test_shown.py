@@ -76,12 +76,3 @@ def test_names_of_strangers_stay_on_one_line_and_are_no_markup(tmp_path):
     shown = explanation._repr_html_() + trace._repr_html_()
     assert not any(tag in shown for tag in ("<script>", "<b>", "<i>", "<u>", "<a>"))
     assert "step &lt;script&gt;\\n" in shown
-
-
-def test_any_number_of_kinds_is_a_readable_answer(tmp_path):
-    job = Job(tmp_path, ranks=2)
-    for size in range(1, 101):
-        job.collective("all_reduce", size=size)
-    told = [*explain(job.load()).sentences]
-    assert len(told) == 1 + 40 + 1 + 1 + 1
-    assert told[-3] == "In all: 60 more operations of 60 more kinds; operations(trace) lists them."
