@@ -3,7 +3,6 @@
 As a script it saves the drawings: python pictures.py FOLDER. One that is new has to be added here.
 """
 
-import json
 import sys
 import zipfile
 from collections.abc import Callable, Sequence
@@ -13,7 +12,7 @@ import matplotlib
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.text import Text
-from traces import Job, tensor
+from traces import Job, fact, tensor
 
 from dlearn import Trace, draw
 from dlearn.events.event import NOT_OBSERVED, AutogradNode, AutogradRun
@@ -191,12 +190,13 @@ def grouped(folder: Path, name: str = "") -> Trace:
 
 def wired(folder: Path, name: str = "") -> Trace:
     """Two hosts of a rank each, and NCCL's ring of them."""
-    lines = []
+    job = ranks(folder, name)
     for rank in range(2):
         link = {"channel": 0, "to": 1 - rank, "via": f"NET/{name}/0", "use": "ring"}
-        own = {"kind": "wired", "group": "world", "host": f"host {rank}{name}", "device": 0, "channels": 1}
-        lines.append([{**own, "links": [link], "rings": [{"order": [0, 1], "channels": [0]}] * (rank == 0)}])
-    return added(ranks(folder, name), lines)
+        own = {"group": "world", "host": f"host {rank}{name}", "device": 0, "channels": 1}
+        rings = [{"order": [0, 1], "channels": [0]}] * (rank == 0)
+        job.files[rank].append(fact("wired", **own, links=[link], rings=rings))
+    return job.load()
 
 
 def memory(folder: Path, name: str = "") -> Trace:
@@ -205,13 +205,14 @@ def memory(folder: Path, name: str = "") -> Trace:
     facts = {"optimizers": "Adam", "way": "DDP", "ranks": 2}
     common = ["number", "start_ns", "end_ns", "ended_by", "error", "parent", "thread", "phase", "site", "rank"]
     kinds = {"memory": {"columns": [*common, *columns, *facts], "ends": False}}
-    lines = []
-    for rank in range(2):
-        lines.append([{"kind": "source", "name": "memory", "kinds": kinds}])
+    job = ranks(folder, name)
+    for rank, file in enumerate(job.files):
+        file.append(fact("source", name="memory", kinds=kinds))
         for at in range(3):
-            sizes = dict(zip(columns, (100, 0, 100 * (at > 1), 100, 200 * rank, 40 * (at == 1), 100), strict=True))
-            lines[rank].append({"kind": "memory", "number": at, "start_ns": at * US, **sizes, **facts})
-    return added(ranks(folder, name), lines)
+            sizes = (100, 0, 100 * (at > 1), 100, 200 * rank, 40 * (at == 1), 100)
+            own = dict(zip(columns, sizes, strict=True))
+            file.append(fact("memory", number=at, start_ns=at * US, **own, **facts))
+    return job.load()
 
 
 def pipeline(folder: Path, name: str = "", *, stages: int = 2, micro_batches: int = 2, slow: int = 1) -> Trace:
@@ -228,17 +229,6 @@ def pipeline(folder: Path, name: str = "", *, stages: int = 2, micro_batches: in
                 if before is not None:
                     job.message(before, rank, size=1000, start_ns=begin * MS, end_ns=begin * MS + 1)
     return job.load()
-
-
-def added(job: Job, lines: list[list[dict[str, object]]]) -> Trace:
-    """The job with more lines in the file of each rank."""
-    for path, more in zip(job.write(), lines, strict=True):
-        *told, footer = path.read_text().splitlines()
-        told += map(json.dumps, more)
-        path.write_text(
-            "\n".join([*told, footer.replace(f'"lines":{len(told) - len(more)}', f'"lines":{len(told)}'), ""])
-        )
-    return Trace.load(job.folder)
 
 
 def sends(folder: Path, size: int, name: str = "") -> Trace:

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import msgspec
 import torch
 from pictures import ddp_buckets
-from test_job_files import fact
-from traces import Job, tensor
+from traces import Job, fact, tensor
 
 from dlearn import analysis
 from dlearn.events.event import NOT_OBSERVED

@@ -2,24 +2,16 @@
 
 import os
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from traces import Job, header
+from traces import Job, fact, header
 
 import dlearn
 from dlearn import Trace, explain
 from dlearn.errors import TraceError
-from dlearn.events.event import Line
 
 SECOND = 10**9
-
-
-def fact(kind, **columns):
-    """A line of a trace file that says something about its process."""
-    names = [(name, type(value)) for name, value in columns.items()]
-    return msgspec.defstruct("Fact", names, bases=(Line,), tag=kind, kw_only=True)(**columns)
 
 
 def attempt(folder, *, number=0, met="", **facts):

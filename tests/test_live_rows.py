@@ -10,10 +10,10 @@ import time
 
 import pytest
 from test_run import COMMAND, dlearn_run, script
+from traces import Job
 
 from dlearn.live.live_rows import LiveRows
 
-HEAD = {"kind": "header", "format": 5, "job": "", "host": "", "pid": 0, "torch": "", "dlearn": "", "start_ns": 0}
 A_MEGABYTE = {"shape": [250_000], "dtype": "float32", "device": "cpu"}
 A_MEGABYTE |= {"logical_bytes": 1_000_000, "payload_bytes": 1_000_000}
 MUCH = "\n".join(["[9,9,2]"] * 20_000)
@@ -21,19 +21,16 @@ MUCH = "\n".join(["[9,9,2]"] * 20_000)
 
 def begin(number, seq, ago_s=0.0, **more):
     """A line as the recorder writes it, of a call that began so long ago."""
-    told = {"kind": "collective", "number": number, "op": "all_reduce", "group": "0", "seq": seq, "site": "train.py:14"}
-    return told | {"start_ns": time.monotonic_ns() - int(ago_s * 1e9), "phase": "none", "thread": ""} | more
+    told = {"kind": "collective", "number": number, "op": "all_reduce", "group": "world", "seq": seq}
+    told |= {"site": "train.py:14", "start_ns": time.monotonic_ns() - int(ago_s * 1e9)}
+    return told | {"phase": "none", "thread": ""} | more
 
 
 class Files:
-    """Trace files of some ranks, written by hand."""
+    """Trace files of some ranks, whose lines are written by hand."""
 
     def __init__(self, folder, ranks):
-        self.paths = [folder / f"host-{rank}.jsonl" for rank in range(ranks)]
-        for rank in range(ranks):
-            self.write(rank, HEAD | {"rank": rank})
-            members = {"rank": rank, "ranks": list(range(ranks)), "size": ranks, "backend": "gloo"}
-            self.write(rank, {"kind": "group", "name": "0"} | members)
+        self.paths = Job(folder, ranks=ranks).write(died=range(ranks))
         self.rows = LiveRows(folder)
 
     def write(self, rank, *lines, end="\n"):

@@ -10,6 +10,8 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 import dlearn.events.event as seen
 from dlearn import Trace, explain
 from dlearn.events.writer import Writer
@@ -22,6 +24,12 @@ Ranks = int | Iterable[int]
 def header(rank: int | None = 0, **facts: Any) -> seen.Header:
     own: dict[str, Any] = {"job": "job", "host": "host", "pid": 1000 + (rank or 0), "rank": rank, "start_ns": 0}
     return seen.Header(**{"format": seen.FORMAT, "torch": "2.13.0", "dlearn": "0.1.0", **own, **facts})
+
+
+def fact(kind: str, **columns: Any) -> seen.Line:
+    """A line that no class of these tests' has: of another source, or about its process."""
+    names = [(name, type(value)) for name, value in columns.items()]
+    return msgspec.defstruct("Fact", names, bases=(seen.Line,), tag=kind, kw_only=True)(**columns)
 
 
 def tensor(size: int, *, dtype: str = "uint8", payload: int | None = None) -> seen.TensorInfo:
