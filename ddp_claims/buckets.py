@@ -165,7 +165,7 @@ def rebuild() -> Result:
     tables = [seen.buckets(step) for step in steps]
     came = seen.ready_parameters(steps[0], rank=0)
     rebuilt = [name for each in tables[1] for name in each.parameters]
-    sizes = [seen.handed_bytes([each]) for each in agreed[1]]
+    sizes = [each.given_bytes for each in agreed[1]]
     count = len(tables[1])
     checks = (
         Check(

@@ -26,7 +26,6 @@ from ddp_claims.training import backward, first_digits, seconds_in_turn, under_d
 from ddp_claims.verdicts import Check, Result, paper_claim
 from dlearn import Cluster, Trace, operations, span
 from dlearn.draw.palette import SERIES
-from dlearn.events.event import Collective
 from dlearn.lessons import charts, digits, models
 from dlearn.lessons.training import accuracy
 
@@ -79,8 +78,8 @@ def timed_steps() -> dict[str, list[float]]:
 
 def sent(trace: Trace, method: str) -> tuple[int, ...]:
     """Return the bytes that a rank hands to each all-reduce of the recorded step, in order."""
-    calls = [each.ends[0] for each in operations(trace.within(method)) if each.op == "all_reduce"]
-    return tuple(sum(tensor.payload_bytes for tensor in call.inputs) for call in calls if isinstance(call, Collective))
+    asked = operations(trace.within(method).where(op="all_reduce"))
+    return tuple(each.given_bytes for each in asked)
 
 
 def powersgd_sizes(model: nn.Module, rank: int) -> tuple[int, int, int]:

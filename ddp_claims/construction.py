@@ -65,7 +65,7 @@ def construct() -> Result:
     net = models.ConvNet()
     parameters = list(net.parameters())
     asked = operations(trace)
-    sizes = [seen.handed_bytes([each]) for each in asked]
+    sizes = [each.given_bytes for each in asked]
     named = list(zip([f"{each.op}: {each.what}" for each in asked], sizes, strict=True))
     expected = [INT64, 2 * INT64 * sum(each.dim() for each in parameters), seen.parameter_bytes(net)]
     sent = traffic(trace).payload_bytes

@@ -65,12 +65,6 @@ def whole_batch(step: int) -> tuple[Tensor, Tensor]:
     return torch.cat([images for images, _ in parts]), torch.cat([labels for _, labels in parts])
 
 
-def changed_lines() -> list[str]:
-    """Return the lines in which the two functions differ, after "- " and "+ ", names aside."""
-    alone, under_ddp = (inspect.getsource(each).splitlines()[1:] for each in (train, train_with_ddp))
-    return [line for line in difflib.ndiff(alone, under_ddp) if line[:2] in ("- ", "+ ")]
-
-
 def is_of_ddp(end: End) -> bool:
     """Return True if DDP made this call, and not the program."""
     return isinstance(end, Collective) and (end.launcher == "reducer" or end.role.startswith("DDP"))
@@ -91,7 +85,8 @@ def interception() -> Result:
     torch.manual_seed(0)
     moved = (alone - nn.utils.parameters_to_vector(models.ConvNet().parameters())).abs().max().item()
     furthest = max((run.results[rank] - alone).abs().max().item() for rank in range(RANKS))
-    changed = changed_lines()
+    sources = [inspect.getsource(each).splitlines()[1:] for each in (train, train_with_ddp)]  # names aside
+    changed = [line for line in difflib.ndiff(*sources) if line[:2] in ("- ", "+ ")]
     asked = operations(run.trace)
     by_ddp = [each for each in asked if all(is_of_ddp(end) for end in each.ends)]
     places = Counter(each.ends[0].phase for each in asked)

@@ -4,7 +4,6 @@ import html
 import json
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -61,35 +60,29 @@ class Report:
         (folder / "verdicts.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
     def _markdown(self) -> str:
-        machine = f"{cores()} cores, {self.seconds:.0f} s for all"
-        lines = ["# The DDP paper, run again", "", f"({machine})", "", "| claim | verdict |", "|---|---|"]
-        lines += ["| {} | {} |".format(*each.headline.split(": ", 1)) for each in self.findings]
+        rows = ["| {} | {} |".format(*each.headline.split(": ", 1)) for each in self.findings]
+        table = "\n".join(["| claim | verdict |", "|---|---|", *rows])
+        parts = ["# The DDP paper, run again", f"({cores()} cores, {self.seconds:.0f} s for all)", table]
         for each in self.findings:
-            lines += ["", f"## {each.headline}", "", f"{each.claim.says} ({each.claim.paper})", ""]
-            lines += [f"Run: {each.claim.runs}", ""]
-            lines += [f"- {check.says}: **{check.verdict}**. {check.seen}" for check in each.result.checks]
-            if each.result.conditions:
-                lines += ["", f"({each.result.conditions})"]
-            lines += ["", f"![{each.claim.title}]({picture_name(each.claim)})"]
-        return "\n".join([*lines, ""])
+            headline, *told = map(str.strip, str(each).splitlines())
+            parts += [f"## {headline}", *told, f"![{each.claim.title}]({picture_name(each.claim)})"]
+        return "\n\n".join(parts) + "\n"
 
 
 def picture_name(claim: Claim) -> str:
     return f"{claim.id.lower()}.svg"
 
 
-def chosen(ids: Sequence[str]) -> tuple[Claim, ...]:
-    """Return the claims of these ids in the paper's order, or all; SetupError if unknown."""
+def reproduce(*ids: str, out: Path | str | None = None) -> Report:
+    """Run the claims of these ids (default: all), say on stderr which one is at work, and write all into `out`.
+
+    SetupError if an id is unknown.
+    """
     known = [claim.id for claim in CLAIMS]
     for each in ids:
         if each not in known:
             raise SetupError(f"there is no claim {each!r}; there are: {', '.join(known)}.")
-    return tuple(claim for claim in CLAIMS if not ids or claim.id in ids)
-
-
-def reproduce(*ids: str, out: Path | str | None = None) -> Report:
-    """Run the claims of these ids (default: all), say on stderr which one is at work, and write all into `out`."""
-    claims = chosen(ids)
+    claims = [claim for claim in CLAIMS if not ids or claim.id in ids]
     folder = Path(out) if out is not None else None
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)

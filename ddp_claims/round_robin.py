@@ -8,14 +8,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ddp_claims import seen
 from ddp_claims.comm_hooks import round_robin
 from ddp_claims.figures import dots
 from ddp_claims.samples import no_network, ranks_on_cores, ratios
 from ddp_claims.training import Step, linear_layers, seconds_in_turn, sgd_step, under_ddp
 from ddp_claims.verdicts import Check, Result, paper_claim
-from dlearn import Cluster, Trace, operations, span
+from dlearn import Cluster, span
 from dlearn.analysis import traffic
-from dlearn.join.ends import Group
 
 RANKS = 2
 COUNTS = (1, 3)
@@ -69,7 +69,7 @@ def in_turn() -> Result:
     seconds, equal = Cluster(RANKS, record=False, network=network).run(train, COUNTS, STEPS - 2).results[0]
     run = Cluster(RANKS).run(train, COUNTS, 2)
     steps = {count: run.trace.within(f"step 3, {count} groups") for count in COUNTS}
-    used = {count: groups_of(trace) for count, trace in steps.items()}
+    used = {count: Counter(each.group for each in seen.reductions(trace)) for count, trace in steps.items()}
     sent = {count: traffic(trace).total_bytes for count, trace in steps.items()}
     one, several = COUNTS
     faster = ratios(seconds[one], seconds[several])
@@ -101,8 +101,3 @@ def in_turn() -> Result:
     )
     told = f"{ranks_on_cores(RANKS)}, gloo, {where}, {LAYERS} layers of width {WIDTH}, {faster.n} pairs of steps"
     return Result(checks, picture, told)
-
-
-def groups_of(trace: Trace) -> Counter[Group]:
-    """Count the buckets' all-reduces in each group."""
-    return Counter(each.group for each in operations(trace) if each.op == "all_reduce" and each.bucket is not None)

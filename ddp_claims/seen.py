@@ -9,7 +9,7 @@ from torch import nn
 from dlearn import Cluster, Trace, operations
 from dlearn.analysis import traffic
 from dlearn.cluster.run import Run
-from dlearn.events.event import Bucket, Collective, Gradient
+from dlearn.events.event import Bucket, Gradient
 from dlearn.join.tables.operation_table import Operation
 
 REBUILT = "DDP agrees on the rebuilt buckets"
@@ -40,8 +40,7 @@ def called(trace: Trace, what: str) -> list[Operation]:
 
 def handed_bytes(asked: Iterable[Operation]) -> int:
     """Sum the bytes that one rank hands to the transport in these collectives."""
-    first = [each.ends[0] for each in asked]
-    return sum(info.payload_bytes for end in first if isinstance(end, Collective) for info in end.inputs)
+    return sum(each.given_bytes for each in asked)
 
 
 def sent_bytes(trace: Trace, ranks: int) -> list[int]:
