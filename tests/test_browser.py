@@ -138,18 +138,14 @@ def violations(page: Page, scope: str | None = None) -> list[tuple[str, str, str
     found = []
     page.evaluate("for (const each of document.querySelectorAll('details')) each.open = true")
     for scheme in ("light", "dark"):
-        light_up(page, scheme)
+        page.emulate_media(color_scheme=scheme)
+        if page.url.startswith("http"):  # JupyterLab follows, and a splash is over the page till then.
+            is_light = str(scheme == "light").lower()
+            expect(page.locator("body")).to_have_attribute("data-jp-theme-light", is_light)
+            expect(page.locator("#jupyterlab-splash")).to_have_count(0)
         for rule in Axe().run(page, context=scope).response["violations"]:
             found += [(rule["id"], f"{scheme} {node['target']}", node["failureSummary"]) for node in rule["nodes"]]
     return found
-
-
-def light_up(page: Page, scheme: str) -> None:
-    """Light or dark, as the reader's system asks for. JupyterLab follows a little later."""
-    page.emulate_media(color_scheme=scheme)
-    if page.url.startswith("http"):
-        expect(page.locator("body")).to_have_attribute("data-jp-theme-light", str(scheme == "light").lower())
-        expect(page.locator("#jupyterlab-splash")).to_have_count(0)  # it stands over the page while a theme loads
 
 
 def test_a_page_of_its_own_plays_without_a_network(browser, tmp_path):
