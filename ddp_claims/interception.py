@@ -85,8 +85,9 @@ def interception() -> Result:
     torch.manual_seed(0)
     moved = (alone - nn.utils.parameters_to_vector(models.ConvNet().parameters())).abs().max().item()
     furthest = max((run.results[rank] - alone).abs().max().item() for rank in range(RANKS))
-    sources = [inspect.getsource(each).splitlines()[1:] for each in (train, train_with_ddp)]  # names aside
-    changed = [line for line in difflib.ndiff(*sources) if line[:2] in ("- ", "+ ")]
+    # Names aside:
+    source, with_ddp = (inspect.getsource(each).splitlines()[1:] for each in (train, train_with_ddp))
+    changed = [line for line in difflib.ndiff(source, with_ddp) if line[:2] in ("- ", "+ ")]
     asked = operations(run.trace)
     by_ddp = [each for each in asked if all(is_of_ddp(end) for end in each.ends)]
     places = Counter(each.ends[0].phase for each in asked)
