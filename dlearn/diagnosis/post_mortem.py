@@ -71,10 +71,7 @@ def story(trace: Trace) -> list[str]:
 
 
 def _order_of_ends(process: Process) -> tuple[bool, float]:
-    """Put ends without an exception first, then exceptions by their time, in ns.
-
-    Last come those that were asked to end, as torchrun asks the others when a rank has failed.
-    """
+    """Put ends without an exception first, then exceptions by time, then those asked to end."""
     beat = process.heartbeat
     if beat is not None and raised_text(process):
         return False, process.clock.to_reference(beat.at_ns)

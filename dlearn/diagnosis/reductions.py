@@ -58,10 +58,7 @@ class GradientStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Unreduced(msgspec.Struct, frozen=True):
-    """Steps that used gradients of `model` which these ranks had not reduced; `others` had.
-
-    `ever`: whether DDP's forward was called at all.
-    """
+    """Steps with gradients of `model` that these ranks did not reduce; `ever`: it ran forward."""
 
     optimizer: int
     name: str

@@ -64,11 +64,9 @@ class EventTable:
         return len(self.like)
 
     def column(self, name: str) -> Column:
-        """Return the number `name` of every row, NONE where an event has no such number of its own.
+        """Return the number `name` of every row: a field in `Event.own` ("call"), or NONE.
 
-        `table.column("call")[table.is_a(RpcCall)]` are the call numbers of the RPCs. The names are
-        the fields in `Event.own` that hold one number: "seq", "backward", "call", "run", ... Every
-        other field is the same for all rows that repeat an event: `of_firsts` answers for it.
+        Every other field is the same for all rows that repeat an event: `of_firsts` answers for it.
         """
         found = self.own.get(name)
         return np.full(len(self), NONE) if found is None else found
@@ -98,7 +96,6 @@ class EventTable:
 
     @cached_property
     def pending(self) -> Mask:
-        """Return whether each row began, should end, and its end was not seen."""
         lasts = self.of_firsts(lambda first: first.ends)
         return np.asarray(lasts & (self.end_ns == NONE) & (self.ended_by != UNSEEN))
 
@@ -313,5 +310,4 @@ class Events(Lazy[Event]):
         return mask
 
     def where(self, chosen: Mask) -> Events:
-        """Return those whose row of the table is chosen."""
         return Events(self.table, self.rows[chosen[self.rows]])

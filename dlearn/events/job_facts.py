@@ -1,8 +1,4 @@
-"""What a process finds out about its job while it runs: lines of its file that are no events.
-
-Others write about it, too: an `Exit`, and a `Switched`, is added by the command that started the process, when it has
-ended.
-"""
+"""What a process, or the command that started it, tells of its job: lines that are no events."""
 
 from dlearn.events import event
 from dlearn.events.event import Count, Line, Nanoseconds

@@ -88,11 +88,7 @@ def _numbers(lines: bytes) -> Rows:
 def short_table(
     begins: list[Rows], events: Mapping[int, Event], unknown: dict[int, str]
 ) -> tuple[EventTable, Rows, Damage]:
-    """Return the events of all `Lines.begins`, the ends of runs that replies report, and the damage.
-
-    `events` are those that may be repeated, without their ends. An event that repeats one of an
-    `unknown` kind becomes unknown, too.
-    """
+    """Return the table of all `Lines.begins`, the ends of runs by their replies, and the damage."""
     tables, lines, damage = [of_events(())], [np.empty(0, np.int64)], Damage()
     for found in begins:
         is_unknown = np.isin(found[:, 1], list(unknown))

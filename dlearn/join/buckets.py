@@ -25,10 +25,7 @@ Tables = dict[int, dict[int, Bucket]]
 
 
 def assign(whole: Selection) -> tuple[list[BucketLabel], np.ndarray]:
-    """Return what DDP's all-reduces send, and the index of it for each event: a bucket, UNKNOWN or USED_MAP.
-
-    Index 0 is nothing. Of backward passes in which the same has happened, one is looked at.
-    """
+    """Return what DDP's all-reduces send (first: nothing), and the index of it for each event."""
     table = whole.table
     is_bucket, in_backward = table.is_a(Bucket), table.of_firsts(lambda first: first.phase == "backward")
     is_call = table.is_a(Collective) & in_backward

@@ -27,7 +27,6 @@ class Pass(msgspec.Struct, frozen=True):
     gradients: tuple[Gradient, ...]
 
     def never_ready(self, parameters: Sequence[str]) -> tuple[str, ...]:
-        """Return the parameters whose gradient did not come in this pass."""
         came = {gradient.parameter for gradient in self.gradients}
         return tuple(name for name in parameters if name not in came)
 
@@ -45,10 +44,7 @@ def passes(trace: Selection) -> dict[tuple[int, int], list[Pass]]:
 
 
 class Unready(msgspec.Struct, frozen=True):
-    """In its backward pass number `backward_pass` (from 1) a rank never produced the gradients of `parameters`.
-
-    `begun` is False where no gradient of this model became ready in it: the rank never came that far.
-    """
+    """In `backward_pass` (from 1) these gradients never came; if it is not `begun`, none at all."""
 
     backward_pass: int
     parameters: tuple[str, ...]

@@ -117,7 +117,6 @@ def why_unknown(operation: Operation) -> Reason | None:
 
 
 def message_count(operation: Operation) -> int:
-    """Count the messages of an operation, as far as that is known."""
     return sum([each.message_count for each in sums_of(operation)])
 
 

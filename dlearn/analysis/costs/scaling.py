@@ -224,10 +224,7 @@ def _line(between: str, same: Sequence[Message], sizes: Sizes) -> ScalingLine:
 
 
 def _shapes(same: Sequence[Message], sizes: Sizes, slope: Fraction) -> list[str]:
-    """Say what travels, as in "gradient float32[B, 8, 16]", and which factors make the slope.
-
-    The factors are empty where the shapes do not make it, as of a sparse or an expanded tensor.
-    """
+    """Say what travels ("gradient float32[B, 8, 16]"), and which factors make the slope."""
     carried = [message.carried for message in same]
     if len({tuple(len(each.shape) for each in tensors) for tensors in carried}) > 1:
         return [same[0].what, ""]

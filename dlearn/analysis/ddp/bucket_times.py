@@ -86,10 +86,7 @@ class BucketTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BucketTimes(Result, frozen=True):
-    """Every bucket of every backward pass, by pass, rank and bucket.
-
-    `unknown_calls` counts all-reduces of unknown bucket. `note` says so where times are a GPU's.
-    """
+    """Every bucket of every backward pass, and how many all-reduces were of unknown bucket."""
 
     items: tuple[BucketTime, ...]
     labels: RankNames

@@ -49,10 +49,7 @@ class StepOverlap(msgspec.Struct, frozen=True):
 
 
 class Overlap(Result, frozen=True):
-    """The communication of each training step: hidden and exposed, and the critical path.
-
-    `note`: whose times they are, where they are a GPU's, and which waiting was the gate's.
-    """
+    """The communication of each training step: hidden and exposed, and the critical path."""
 
     steps: tuple[StepOverlap, ...]
     labels: RankNames

@@ -30,10 +30,7 @@ COMMUNICATION: tuple[Phase, ...] = ("hidden", "transfer", "waiting")
 
 
 class StepCall(NamedTuple):
-    """One rank's part in an operation: it waits for the last rank, from `last_arrival_ns` on it sends.
-
-    `end_ns` is None where the end was not observed; then nothing is known of its waiting either.
-    """
+    """A rank's part in an operation: it sends from `last_arrival_ns`. No `end_ns`: not seen."""
 
     operation: Operation
     start_ns: int

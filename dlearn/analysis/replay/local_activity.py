@@ -187,11 +187,7 @@ _SHARES = {"": 0.0, "open": 0.3, "has gradients": 1.0, "step is done": 0.6}
 
 
 def contexts(trace: Trace, messages: Sequence[Message], walk: WalkParts) -> None:
-    """Follow which contexts each worker holds, and whether gradients are in them.
-
-    A worker knows of a context from the first call with its number; gradients are there after a
-    backward pass.
-    """
+    """Follow which contexts each worker holds, from the first call on, and which have gradients."""
     begun = _from_the_first_on(trace, messages)
     numbers: dict[int, int] = {}
     held: dict[tuple[int, int], str] = defaultdict(str)

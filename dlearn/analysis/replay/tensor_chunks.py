@@ -190,16 +190,11 @@ def _contents(messages: Sequence[Message], cuts: Sequence[int], begin: Holding) 
 
 
 Moments = tuple[int, tuple[int, ...], int, tuple[int, ...] | None]
-"""A message's sender and when it leaves, its receiver and when it arrives (None: not seen).
-
-Times are by the ranks' own clocks."""
+"""Sender, when it leaves, receiver, when it arrives (None: not seen), by the ranks' own clocks."""
 
 
 def replay(messages: Iterable[Moments]) -> Iterator[tuple[int, bool]]:
-    """Yield (index of a message, whether it arrives): each rank's in its own order, and no arrival too early.
-
-    Where no order fits, the earliest comes next.
-    """
+    """Yield (index, whether it arrives) in each rank's order; if none fits, the earliest next."""
     messages, own = [*messages], defaultdict[int, list[tuple[tuple[int, ...], bool, int]]](list)
     for index, (src, left, dst, arrived) in enumerate(messages):
         own[src].append((left, False, index))

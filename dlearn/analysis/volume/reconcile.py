@@ -1,7 +1,4 @@
-"""Payload, predicted wire, measured wire, residue: do the backend's algorithms say what the kernel counted?
-
-Compared for the whole recording, for each span, and with `measure="phase"` for each operation.
-"""
+"""Payload, predicted wire, measured wire, residue: do algorithms say what the kernel counted?"""
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
@@ -80,10 +77,7 @@ class WirePart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reconciliation(Result, frozen=True, kw_only=True):
-    """Predicted and measured bytes, for the `whole` and for its `parts`.
-
-    `not_measured` says why nothing was measured, or is empty. `exact`: measured, and every residue of the whole is 0.
-    """
+    """Predicted and measured bytes, of the `whole` and its `parts`; or why none were measured."""
 
     whole: WirePart
     parts: tuple[WirePart, ...]

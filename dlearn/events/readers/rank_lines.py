@@ -76,7 +76,6 @@ class ForeignRank:
         self._turns: Counter[tuple[str, str]] = Counter()
 
     def add_group(self, name: str, backend: str, ranks: Sequence[int], *, default: bool) -> None:
-        """Add a group of these global ranks, of which this rank is one."""
         self.groups[name] = GroupFact(
             name=name, backend=backend, rank=ranks.index(self.rank), size=len(ranks),
             ranks=tuple(ranks), default=default,

@@ -1,8 +1,4 @@
-"""The table of exchanges: one row for each request over RPC, as columns of numbers.
-
-A row becomes an `RpcExchange` when it is looked at. Rows that differ only in their numbers and
-times form a group: what is the same for all of a group is worked out for one of them.
-"""
+"""The table of exchanges: a row of numbers for each request over RPC, an object when looked at."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

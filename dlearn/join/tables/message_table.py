@@ -154,10 +154,7 @@ def order_of_sending(parts: Sequence[MessageColumns], operations: Operations) ->
 
 @dataclass(eq=False, repr=False)
 class Messages(Lazy[Message], Shown):
-    """All messages of a trace, in the order of sending, and each operation that gave none, with the reason.
-
-    Shows their number and the first ten. Each has a row in `columns`, which stand in that order.
-    """
+    """All messages of a trace, in the order of sending, and why some operations gave none."""
 
     operations: Operations
     columns: MessageColumns

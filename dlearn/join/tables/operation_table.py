@@ -1,7 +1,4 @@
-"""The table of operations: which events are their ends, and what operations with the same ends share.
-
-A row becomes an `Operation` when it is looked at; questions about millions go to the columns.
-"""
+"""The table of operations: which events are their ends, and what those with equal ends share."""
 
 from __future__ import annotations
 

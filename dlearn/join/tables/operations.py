@@ -53,10 +53,7 @@ class Calls:
 
 
 class Operations(Lazy[Operation], Shown):
-    """The operations of a trace, in the order of first call: `rows` of `table`, and some columns.
-
-    Shows their number by kind and the first ten.
-    """
+    """The operations of a trace, in the order of first call: rows of a table."""
 
     def __init__(self, table: OperationTable, rows: Rows, labels: RankNames) -> None:
         self.table = table
@@ -90,7 +87,6 @@ class Operations(Lazy[Operation], Shown):
         return self.table.is_call[self.rows]
 
     def unusual(self) -> list[Operation]:
-        """Return those that did not simply end on every rank."""
         return self.at(np.flatnonzero(self.table.unusual[self.rows]))
 
     @cached_property
@@ -135,7 +131,6 @@ class Operations(Lazy[Operation], Shown):
 
     @cached_property
     def calls(self) -> Calls:
-        """Return all ends of these operations."""
         table, events = self.table, self.table.events
         counts = np.diff(table.first)[self.rows]
         rows = table.end_row[table.ends_of(self.rows)]
