@@ -202,7 +202,6 @@ class RankPool:
             )
 
     def _pids_here(self, outcomes: Sequence[Outcome | None]) -> list[int]:
-        """Return the pids of the ranks of this host that are still at work."""
         working = [rank for rank, outcome in zip(self.ranks, outcomes, strict=True) if outcome is None]
         return [rank.pid for rank in working if not rank.beside_engine]
 
@@ -214,7 +213,6 @@ class RankPool:
             return list(asking.map(lambda rank: self.ranks[rank].stack(calls[rank]), ranks))
 
     def _receive(self, index: int, streams: OutputStreams) -> Outcome:
-        """Return a rank's answer, or how it died."""
         rank = self.ranks[index]
         with suppress(EOFError, ConnectionResetError):
             if rank.control.poll(0):

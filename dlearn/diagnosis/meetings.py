@@ -71,7 +71,6 @@ def _was_last(call: Rendezvous, trace: Trace) -> bool:
 
 @once
 def meetings(trace: Trace) -> tuple[Meeting, ...]:
-    """Find every rendezvous in which processes wait, by their ranks."""
     by_rank = {process.rank: process for process in trace.processes}
     calls = [call for _, call in sorted(open_rendezvous(trace).items())]
     met = grouped(calls, lambda call: (_what(call), _count(by_rank[call.rank], call)))

@@ -14,15 +14,8 @@ from typing import Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from dlearn.diagnosis.reductions import (
-    START,
-    Backward,
-    backwards_of,
-    forwards_of,
-    last_before,
-    outer,
-    phases,
-)
+from dlearn.diagnosis import reductions
+from dlearn.diagnosis.reductions import Backward, last_before
 from dlearn.events.event import PhaseSpan
 from dlearn.events.event_table import NONE
 from dlearn.events.job_facts import EXITED, RETURNED
@@ -68,7 +61,7 @@ class _Way(NamedTuple):
     steps: list[PhaseSpan]
 
     def progress(self, at_ns: int) -> _Progress:
-        passes, forwards, steps = (bisect_left(each, at_ns, key=START) for each in self)
+        passes, forwards, steps = (bisect_left(each, at_ns, key=reductions.START) for each in self)
         return passes, forwards, steps
 
     def fault(self, what: What, until: int) -> tuple[Why, int, str]:
@@ -103,7 +96,7 @@ def parting(hung: Operation, trace: Trace) -> Parting | None:
         return None  # In older files they are not told apart.
     table, progress, parted = trace.table, {}, []
     for row, calls in _sums(trace, hung, bucket.model):
-        if (table.backward[calls] == NONE).any():
+        if (table.column("backward")[calls] == NONE).any():
             return None  # A rank that has joined takes part without a pass of its own.
         made = zip(table.rank[calls].tolist(), table.start_ns[calls].tolist(), strict=True)
         progress = {rank: ways[rank].progress(at_ns) for rank, at_ns in made}
@@ -119,13 +112,13 @@ def parting(hung: Operation, trace: Trace) -> Parting | None:
 
 
 def _way(trace: Trace, process: Process, model: int) -> _Way:
-    forwards = forwards_of(trace, process.rank, model)
+    forwards = reductions.forwards_of(trace, process.rank, model)
     # One in evaluation mode has no backward pass, unless all are, with frozen normalisation.
     forwards = [each for each in forwards if each.training] or forwards
     held = {number for number, made in process.optimizers.items() if model in made.models}
-    steps = phases(trace.whole)[process.rank, "optimizer"]
-    steps = outer(each for each in steps if each.of in held)
-    return _Way(backwards_of(trace, process.rank, model), forwards, steps)
+    steps = reductions.phases(trace.whole)[process.rank, "optimizer"]
+    steps = reductions.outer(each for each in steps if each.of in held)
+    return _Way(reductions.backwards_of(trace, process.rank, model), forwards, steps)
 
 
 def _in_step(met: list[_Met]) -> bool:

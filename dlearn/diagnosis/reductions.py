@@ -152,7 +152,8 @@ def _calls(trace: Trace, rank: int) -> _Calls:
     rows = np.flatnonzero((table.rank == rank) & table.is_a(Collective, PointToPoint))
     rows = rows[np.argsort(table.start_ns[rows], kind="stable")]
     makers, sizes = table.of_firsts(_maker, np.int64), table.of_firsts(_size, np.int64)
-    return _Calls(rows, table.start_ns[rows], sizes[rows], makers[rows], table.backward[rows])
+    task = table.column("backward")[rows]
+    return _Calls(rows, table.start_ns[rows], sizes[rows], makers[rows], task)
 
 
 class Backward(NamedTuple):
@@ -180,7 +181,7 @@ def backwards_of(trace: Trace, rank: int, model: int | None) -> list[Backward]:
     for task, size in zip(calls.task[ours].tolist(), calls.size[ours].tolist(), strict=True):
         sent[task].append(size)
     rows = np.flatnonzero((table.rank == rank) & table.of_firsts(is_asked))
-    tasks, first = np.unique(table.backward[rows], return_index=True)
+    tasks, first = np.unique(table.column("backward")[rows], return_index=True)
     starts_ns, found = table.start_ns[rows[first]], list[Backward]()
     spans, forwards = phases(trace.whole)[rank, "backward"], forwards_of(trace, rank, model)
     for index in np.argsort(starts_ns, kind="stable"):

@@ -71,16 +71,6 @@ class EventTable:
         found = self.own.get(name)
         return np.full(len(self), NONE) if found is None else found
 
-    @property
-    def seq(self) -> Column:
-        """Return the number of every collective, send and receive in its group."""
-        return self.column("seq")
-
-    @property
-    def backward(self) -> Column:
-        """Return the number of the backward pass that a row belongs to."""
-        return self.column("backward")
-
     def part(self, chosen: Rows | Mask) -> EventTable:
         columns = {name: getattr(self, name)[chosen] for name in _COLUMNS}
         own = {name: column[chosen] for name, column in self.own.items()}
@@ -273,18 +263,27 @@ class Lazy(Sequence[Item]):
     __hash__ = None  # type: ignore[assignment]
 
 
-class Events(Lazy[Event]):
-    """Events of a trace, in the order of their start: rows of its table, as objects on demand."""
+class View(Lazy[Item]):
+    """Some rows of a table, as objects on demand."""
 
-    def __init__(self, table: EventTable, rows: Rows | None = None) -> None:
+    table: Any
+
+    def __init__(self, table: Any, rows: Rows | None = None) -> None:
         self.table = table
         self.rows = np.arange(len(table)) if rows is None else rows
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def at(self, indices: Rows) -> list[Event]:
-        return self.table.made(self.rows[indices])
+    def at(self, indices: Rows) -> list[Item]:
+        made: list[Item] = self.table.made(self.rows[indices])
+        return made
+
+
+class Events(View[Event]):
+    """Events of a trace, in the order of their start."""
+
+    table: EventTable
 
     def of(self, *kinds: type[Kind]) -> list[Kind]:
         found: list[Any] = self.table.made(self.rows[self.table.is_a(*kinds)[self.rows]])
@@ -304,7 +303,6 @@ class Events(Lazy[Event]):
 
     @property
     def chosen(self) -> Mask:
-        """Return whether each row of the table is one of these."""
         mask = np.zeros(len(self.table), bool)
         mask[self.rows] = True
         return mask

@@ -31,8 +31,6 @@ class ClockReading(Line, tag="clock", frozen=True, kw_only=True):
 
 
 class Peer(Line, tag="peer", frozen=True, kw_only=True):
-    """Another rank of the job, and where it writes its file."""
-
     rank: Count
     host: str
     path: str

@@ -235,7 +235,6 @@ def _align(files: Files) -> None:
 
 
 def _missing_processes(path: Path, files: Files, world: int) -> list[str]:
-    """Name the ranks without a file, and where other ranks know that their files are."""
     here = {file.rank for file in files if file.rank < world}
     # As many as the sentence could ever name: a damaged header may promise any number.
     most = min(world, len(here) + NAMES_SHOWN + 1)

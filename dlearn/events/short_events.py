@@ -23,8 +23,6 @@ Damage = dict[int, str]  # Of a line, by its number, why it cannot be used.
 
 
 class Lines(NamedTuple):
-    """Some lines of a file."""
-
     begins: list[Rows]
     """[n, 1 + numbers] for each count of numbers in a line: the line, and its numbers."""
     ends: Rows  # [n, 4]: the line, the event, at_ns and the index in `ENDED_BY`.

@@ -92,7 +92,6 @@ class ProcessFile(Process):
         return of_events(self.events.values()), self.short
 
     def process(self) -> Process:
-        """Return what the file says of its process, without the events."""
         facts = {each.name: getattr(self, each.name) for each in fields(Process)}
         return Process(**facts)
 

@@ -215,7 +215,7 @@ def _inside(at_ns: int | None, start_ns: int, end_ns: int) -> int:
 
 
 def _in_flight(changes: Mapping[tuple[int, float], int]) -> Iterator[Record]:
-    """Return the bytes that have left each process and have not arrived, as far as arrows show: in the end 0."""
+    """Return the bytes under way from each process, as far as arrows show: in the end 0."""
     total = 0
     for (pid, ts), change in sorted(changes.items()):
         total += change

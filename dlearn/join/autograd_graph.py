@@ -25,8 +25,6 @@ WORKER_BITS = 48
 
 
 class Key(NamedTuple):
-    """A node, in all processes."""
-
     rank: int
     number: int
 

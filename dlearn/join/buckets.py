@@ -27,17 +27,18 @@ Tables = dict[int, dict[int, Bucket]]
 def assign(whole: Selection) -> tuple[list[BucketLabel], np.ndarray]:
     """Return what DDP's all-reduces send (first: nothing), and the index of it for each event."""
     table = whole.table
-    is_bucket, in_backward = table.is_a(Bucket), table.of_firsts(lambda first: first.phase == "backward")
+    backward, is_bucket = table.column("backward"), table.is_a(Bucket)
+    in_backward = table.of_firsts(lambda first: first.phase == "backward")
     is_call = table.is_a(Collective) & in_backward
     rows = np.flatnonzero(is_bucket | is_call | table.is_a(Gradient))
     rows = rows[np.lexsort((table.number[rows], table.rank[rows]))]
     shown = np.cumsum(is_bucket[rows])
     tables = _tables(table.made(rows[is_bucket[rows]]))
-    order = np.lexsort((table.number[rows], table.backward[rows], table.rank[rows]))
+    order = np.lexsort((table.number[rows], backward[rows], table.rank[rows]))
     order = order[~is_bucket[rows[order]]]
     rows, shown = rows[order], shown[order]
     happened = np.stack([table.like[rows], shown], axis=1)
-    new = (np.diff(table.backward[rows]) != 0) | (np.diff(table.rank[rows]) != 0)
+    new = (np.diff(backward[rows]) != 0) | (np.diff(table.rank[rows]) != 0)
     numbers = {BucketLabel(): 0}
     label = np.zeros(len(table), np.int32)
     seen: dict[bytes, list[int]] = {}

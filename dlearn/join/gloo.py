@@ -63,7 +63,6 @@ def _sparse(calls: Sequence[Collective], ranks: int) -> Schedule:
 
 
 def _all_to_all(calls: Sequence[Collective], ranks: int, itemsizes: tuple[int, ...]) -> Schedule:
-    """Return the schedule of an all-to-all, from the bytes that each rank has for each."""
     if ranks * (ranks - 1) > MOST_MESSAGES:
         return unknown(ReasonKind.LONG_SCHEDULE, MOST_MESSAGES)
     rows = []

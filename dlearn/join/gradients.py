@@ -33,7 +33,6 @@ class Pass(msgspec.Struct, frozen=True):
 
 @once
 def passes(trace: Selection) -> dict[tuple[int, int], list[Pass]]:
-    """Return the backward passes of each rank and model, in their order."""
     ready = grouped(trace.of(Gradient), lambda each: (each.rank, each.backward, each.model))
     numbers: dict[int, dict[int | None, int]] = defaultdict(dict)
     found: dict[tuple[int, int], list[Pass]] = defaultdict(list)

@@ -132,7 +132,6 @@ def _or(times: Column, others: Column) -> Column:
 
 
 def op_of(exchange: RpcExchange) -> str:
-    """Return what was called, or else the kind of the request."""
     return (exchange.call.op if exchange.call is not None else exchange.kind) or UNKNOWN
 
 
@@ -189,7 +188,6 @@ def messages_of_exchange(operation: Operation, exchange: RpcExchange) -> Iterato
 
 
 def why_nothing_sent(exchange: RpcExchange) -> Reason | None:
-    """Return why a call was never sent; None where it was."""
     if exchange.call is None or not exchange.call.error or exchange.request is not None:
         return None
     return Reason.of(ReasonKind.CALL_FAILED, exchange.call.error)

@@ -50,7 +50,6 @@ class ScalingLine(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def varies(self) -> bool:
-        """Return whether its tensors depend on the size."""
         return self.slope != 0 or not self.exact
 
     @property
@@ -98,7 +97,6 @@ class Scaling(Result, frozen=True, kw_only=True):
 
     @property
     def growing(self) -> tuple[ScalingLine, ...]:
-        """Return those that depend on the size."""
         return tuple(line for line in self.lines if line.known and line.varies)
 
     @property

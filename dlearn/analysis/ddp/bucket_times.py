@@ -8,6 +8,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, takewhile
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -260,7 +261,14 @@ def _timed(backward: Pass, bucket: Bucket, step: str, begins_ns: int, calls: Cal
     names = {*bucket.parameters}
     own = [gradient for gradient in backward.gradients if gradient.parameter in names]
     ready = tuple((gradient.parameter, gradient.start_ns) for gradient in own)
-    bare = BucketTime(
+    sent: dict[str, Any] = {}
+    if calls:
+        operation, end = min(calls, key=lambda call: call[1].start_ns)
+        ends = [each.end_ns for _, each in calls]
+        sent = {"launched_ns": end.start_ns, "last_arrival_ns": waited_until_ns(operation, end)}
+        sent["done_ns"] = None if None in ends else max(each or 0 for each in ends)
+        sent |= {"last_rank": operation.last_rank, "missing": operation.missing}
+    return BucketTime(
         rank=backward.rank,
         backward=backward.number,
         step=step,
@@ -272,16 +280,5 @@ def _timed(backward: Pass, bucket: Bucket, step: str, begins_ns: int, calls: Cal
         begins_ns=begins_ns,
         ready=ready,
         never_ready=backward.never_ready(bucket.parameters),
-    )
-    if not calls:
-        return bare
-    operation, end = min(calls, key=lambda call: call[1].start_ns)
-    ends = [each.end_ns for _, each in calls]
-    return msgspec.structs.replace(
-        bare,
-        launched_ns=end.start_ns,
-        last_arrival_ns=waited_until_ns(operation, end),
-        done_ns=None if None in ends else max(each or 0 for each in ends),
-        last_rank=operation.last_rank,
-        missing=operation.missing,
+        **sent,
     )

@@ -1,10 +1,9 @@
 """The table of training steps: what each rank did when, in each step of a DDP program.
 
-Forward, backward, optimizer and gradients are observed. A step ends with the optimizer's; in a
-program that calls none, with a backward pass in which DDP sends something. All of DDP's operations
-are over when the pass returns that launched them (it waits for them), so an end that was reported
-later is taken to be then. Calls that wait at once are counted, too; of the program's other calls it
-is not seen who waits for them, and when.
+A step ends with the optimizer's; in a program that calls none, with a backward pass in which DDP
+sends something. All of DDP's operations are over when the pass returns that launched them, so an
+end that was reported later is taken to be then. Of the program's own calls only those that wait at
+once are counted: of others it is not seen who waits for them.
 """
 
 from bisect import bisect_right
@@ -153,7 +152,6 @@ def by_number(steps: Sequence[TrainingStep]) -> list[list[TrainingStep]]:
 
 
 def last_step(trace: Trace) -> str:
-    """Return the last of the user's spans whose name begins with "step"; "" where none does."""
     names = dict.fromkeys(span.name for span in trace.of(Span) if not span.of_profiler)
     return next((name for name in reversed(names) if name.startswith("step")), "")
 

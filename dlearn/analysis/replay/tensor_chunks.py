@@ -1,11 +1,10 @@
 """Whose part is in which piece of the data: a collective's messages, replayed.
 
-No value is recorded, so this is inferred: a message says which bytes of the whole it carries, and what its sender can
-have had in them by then. In a sum (all_reduce, reduce, reduce_scatter) every rank begins with its own share of each
-piece; a receiver adds what comes from others, and takes over what already has its own share in it. Where parts would be
-counted twice, it is not known from outside what the rank made of them: "?".
-
-Only operations that are known in full from their beginning are replayed: one unseen message may change what follows.
+This is inferred, as no value is recorded: a message says which bytes it carries, and what its
+sender can have had in them by then. In a sum every rank begins with its own share of each piece; a
+receiver adds what comes from others, and takes over what already has its own share in it. Where
+parts would be counted twice, it is not known what the rank made of them: "?". Only operations that
+are known in full from their beginning are replayed: one unseen message may change what follows.
 """
 
 from bisect import bisect_left, bisect_right

@@ -202,7 +202,6 @@ def _never_came(trace: Trace, messages: Iterable[Message]) -> Iterator[Step]:
 def _message_steps(
     shown: Sequence[Message], tags: Mapping[int, str], walk: WalkParts, trace: Trace
 ) -> Iterator[Step]:  # fmt: skip
-    """Yield a step for each message, with what it changes."""
     where, marks = program_parts(trace.whole), _tag_marks(shown, tags)
     for index, message in enumerate(shown):
         mark, words = marks[index], walk.words.get(index)
@@ -245,7 +244,6 @@ def _with_parts(steps: Sequence[Step]) -> list[Step]:
 
 
 def _notes(count: int, shown: Sequence[Message], found: Messages | None) -> list[str]:
-    """Say what the lines mean, and what is not shown."""
     used = {message.how for message in shown}
     lines = [f"{line} = {how}" for how, line in _LINES.items() if how in used]
     notes = [f"Lines: {', '.join(lines)}."] if lines else []

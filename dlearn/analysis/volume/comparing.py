@@ -24,8 +24,6 @@ class Amount(NamedTuple):
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """One kind of traffic in the two runs, `a` and `b`."""
-
     a: Amount
     b: Amount
 

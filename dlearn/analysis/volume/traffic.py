@@ -48,11 +48,9 @@ class Matrix(Result, frozen=True):
         return sum(self.sizes.values())
 
     def bytes_from(self, *, rank: int) -> int:
-        """Return the bytes that this rank sent."""
         return sum(size for (src, _), size in self.sizes.items() if src == rank)
 
     def bytes_to(self, *, rank: int) -> int:
-        """Return the bytes that were sent to this rank."""
         return sum(size for (_, dst), size in self.sizes.items() if dst == rank)
 
     def records(self) -> Iterator[dict[str, object]]:

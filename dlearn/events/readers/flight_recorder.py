@@ -139,8 +139,6 @@ def _dump(path: Path, data: bytes) -> Dump | None:
 
 
 class _Dumps:
-    """What the dumps of all ranks say together."""
-
     def __init__(self, dumps: list[Dump]) -> None:
         self.dumps = dumps
         calls = [(dump, entry) for dump in dumps for entry in dump.entries]

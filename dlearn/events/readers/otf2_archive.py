@@ -37,8 +37,6 @@ MOST_SECONDS, MOST_MEMORY = 300, 16 << 30  # For one archive.
 
 
 class Otf2:
-    """The archive of a job."""
-
     def __init__(self) -> None:
         self._anchors: list[Path] = []
 
@@ -92,8 +90,6 @@ def tell() -> None:
 
 
 class _MpiRank(ForeignRank):
-    """What has been read of one rank so far."""
-
     def __init__(self, location: Any, rank: int, world_size: int) -> None:
         super().__init__(SOURCE, rank, world_size)
         self.location = location
@@ -123,8 +119,6 @@ class _MpiRank(ForeignRank):
 
 
 class _MpiJob:
-    """The ranks of an archive, and what its definitions say."""
-
     def __init__(self, archive: Any) -> None:
         definitions = archive.definitions
         clock = definitions.clock_properties

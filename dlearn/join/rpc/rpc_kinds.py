@@ -190,9 +190,9 @@ def _add_fetched_value(exchange: RpcExchange, window: RpcWindow, saw: Seen) -> N
 
 
 def _backward(saw: Seen, requests: RequestMatcher, known: Workers) -> None:
-    """Match gradients to the execution of a recv node, else to the work on a gradient that came.
+    """Match gradients to a recv node's run, else to the last that came before the work on one.
 
-    Then it is the last request that came in this pass before that; the last gradient chooses first.
+    Of these the last gradient chooses first.
     """
     for window in rpc.shortest_first(saw.windows["crossing"]):
         dst = known.by_id.get(window.to) if window.to is not None else None

@@ -230,7 +230,6 @@ class Messages(Lazy[Message], Shown):
         yield from (f"  {each}" for each in reasons)
 
     def sentences(self) -> list[str]:
-        """Say how many they are, and why some operations gave none."""
         total = len(np.unique(self.columns.operation))
         left = len(self._reasons)
         sent, not_explained = count_text(len(self), "message"), count_text(left, "operation")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlearn.errors import optional
-from dlearn.events.event_table import NONE, Column, Lazy, Mask, Rows
+from dlearn.events.event_table import NONE, Column, Mask, Rows, View
 from dlearn.join.tables.operation_table import Operation, OperationTable, TransferTimes
 from dlearn.shown import Paragraph, RankNames, Shown, Table, count_text, first_few
 
@@ -52,19 +52,14 @@ class Calls:
         return np.asarray(self.end_ns != NONE)
 
 
-class Operations(Lazy[Operation], Shown):
+class Operations(View[Operation], Shown):
     """The operations of a trace, in the order of first call: rows of a table."""
 
+    table: OperationTable
+
     def __init__(self, table: OperationTable, rows: Rows, labels: RankNames) -> None:
-        self.table = table
+        super().__init__(table, rows)
         self.labels = labels
-        self.rows = rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def at(self, places: Rows) -> list[Operation]:
-        return self.table.made(self.rows[places])
 
     @cached_property
     def start_ns(self) -> Column:
@@ -148,7 +143,7 @@ class Operations(Lazy[Operation], Shown):
             {
                 "op": same(lambda one: one.op),
                 "group": same(lambda one: one.group.name),
-                "seq": self.table.events.seq[self.first_ends],
+                "seq": self.table.events.column("seq")[self.first_ends],
                 "ranks": same(lambda one: len(one.ends)).astype(np.int64),
                 "src": same(lambda one: None if one.sender is None else label[one.sender]),
                 "dst": same(lambda one: None if one.receiver is None else label[one.receiver]),
