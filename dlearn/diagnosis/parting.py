@@ -1,9 +1,8 @@
 """The first all-reduce of a DDP model in which ranks had come differently far, before one hangs.
 
-The k-th all-reduce of one rank meets the k-th of another, whatever each has done before. A rank
-that skipped a backward pass, or made one inside no_sync, is averaged with another pass of the
-others from there on, and in the end one rank waits for a call that is not made. Only where one
-waits are the counts compared: ranks may well be given different numbers of batches.
+The k-th all-reduce of one rank meets the k-th of another: a rank that skipped a backward pass, or
+made one inside no_sync, is averaged with another pass of the others, and in the end one rank waits
+for a call that is not made. Only then are counts compared: batches may well differ in number.
 """
 
 import signal

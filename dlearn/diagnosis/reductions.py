@@ -1,8 +1,7 @@
 """Who reduced the gradients of each optimizer step: DDP, FSDP2, the program by hand, or no rank.
 
-What is judged here is a user's program, so a judgement needs all of it: a DDP model over at least
-two ranks, gradients of its parameters on each of them, a step that used them, and no other call in
-the whole training that is large enough to have averaged gradients or parameters.
+A judgement of a user's program needs all of it: a DDP model over two ranks or more, gradients of
+its parameters on each, a step that used them, and no other call that could have averaged anything.
 """
 
 from bisect import bisect_left, bisect_right

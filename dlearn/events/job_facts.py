@@ -61,10 +61,10 @@ class Stopped(Line, tag="stopped", frozen=True, kw_only=True):
 
 
 class Switched(Line, tag="network", frozen=True, kw_only=True):
-    """The process was on a network that was chosen: `asked` in words; `sent` is what its switch counted, by rank.
+    """The process was on a network that was chosen: `asked` in words; `sent` by its switch.
 
-    Of each rank that it sent to, TCP's payload in bytes, each once, and those that it sent again. Where ranks stay for
-    several runs, of this one.
+    For each rank that it sent to in this run, TCP's payload in bytes, each once, and what it sent
+    again.
     """
 
     asked: str

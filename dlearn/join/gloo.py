@@ -1,7 +1,6 @@
-"""What gloo does for each of torch's collectives: which rank sends which bytes to whom, step by step.
+"""What gloo does for each of torch's collectives: who sends which bytes to whom, step by step.
 
-Equal, to the byte, to what torch 2.13 puts on the wire. `length` is payload; `framed_bytes` adds gloo's framing. The
-algorithms themselves are in gloo_schedules.py.
+Equal, to the byte, to what torch 2.13 puts on the wire; `framed_bytes` adds gloo's framing.
 """
 
 from collections import Counter

@@ -1,7 +1,7 @@
-"""How each message grows with the batch.
+"""How each message grows with the batch, over runs of the same job with other batch sizes B.
 
-The same job is recorded once for each batch size B. What is the same message in all runs gets a line: its
-payload is constant + slope * B. Slopes are fractions, so a line fits to the byte or not at all.
+A message's payload is constant + slope * B. Slopes are fractions: it fits to the byte or not at
+all.
 """
 
 from collections import Counter

@@ -1,8 +1,7 @@
 """How much of the communication is hidden behind the backward pass, and what a step waited for.
 
 Hidden is what happens while gradients of the same pass are still to come, and the program does not
-wait in a call. (A hook that calls without waiting, and then waits, is not distinguished.) Where one
-bucket travels and another one waits for a late rank, something travels.
+wait in a call. (A hook that calls without waiting, and then waits, is not distinguished.)
 """
 
 from collections import Counter

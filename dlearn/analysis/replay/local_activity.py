@@ -1,8 +1,7 @@
 """What ranks do by themselves between messages.
 
-In a pipeline, a rank's spans F0, F1, ... and B0, B1, ... are the forward and the backward passes of
-micro-batch 0, 1, ... Between the two the stage keeps what the backward pass needs. This is inferred
-from the names. Of torch's schedules a hook reports such spans (hooks/pipeline_passes.py).
+In a pipeline, a rank's spans F0 and B0 (the user's, or of hooks/pipeline_passes.py) are the passes
+of micro-batch 0. What the stage keeps between the two is inferred from the names.
 """
 
 import re

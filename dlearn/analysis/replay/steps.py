@@ -32,8 +32,7 @@ class Change(msgspec.Struct, frozen=True):
 class StatePanel(msgspec.Struct, frozen=True):
     """The state of one thing on each rank, by index: pieces of a tensor, or buckets of a model.
 
-    `start` is what ranks hold before the first step. A `lasting` panel stays in sight; the others
-    belong to one `operation`, in pieces that are known by their numbers.
+    `start` is before the first step. Unless it is `lasting`, a panel belongs to one `operation`.
     """
 
     title: str

@@ -120,7 +120,6 @@ def join(calls: Sequence[RpcExchange], saw: Seen, logged: Sequence[Request], kno
 
 
 def _sent_ns(exchange: RpcExchange) -> int:
-    """Return when a request was sent, else when it arrived."""
     request = exchange.request or Request(exchange.src, exchange.dst, 0)
     sent_ns = request.sending_ns or exchange.sent_ns
     return sent_ns or request.received_ns or exchange.received_ns or 0
