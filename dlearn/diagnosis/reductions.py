@@ -19,6 +19,7 @@ from dlearn.events.event_table import NONE
 from dlearn.events.job_facts import DdpModel, OptimizerMade
 from dlearn.events.mpi_facts import OtherMpiCall
 from dlearn.events.process import Process
+from dlearn.join.buckets import reported_last
 from dlearn.join.columns import grouped
 from dlearn.join.ends import logical_bytes
 from dlearn.join.gradients import passes
@@ -357,14 +358,11 @@ def _unsent(trace: Trace, rank: int, model: DdpModel) -> Unsent | None:
         return None
     if at_ns > (backward.end_ns or 0):
         return None
-    buckets: dict[int, Bucket] = {}
-    for bucket in trace.whole.of(Bucket):
-        if (bucket.rank, bucket.model) == (rank, model.model):
-            earlier = buckets if bucket.index else {}
-            buckets = earlier | {bucket.index: bucket}
+    own = (rank, model.model)
+    buckets = reported_last(each for each in trace.whole.of(Bucket) if (each.rank, each.model) == own)
     calls = _calls(trace, rank)
     sent = ((calls.task == last.task) & (calls.by == _DDP)).sum()
-    late = [each for each in buckets.values() if last.never_ready(each.parameters)]
+    late = [each for each in buckets if last.never_ready(each.parameters)]
     if not late or sent >= len(buckets):
         return None
     never = {name for each in late for name in last.never_ready(each.parameters)}

@@ -52,7 +52,6 @@ class ProcessFile(Process):
     unknown: dict[int, str] = field(default_factory=dict)
     """The numbers of the events that were left out for that, and their kinds."""
     joined: set[str] = field(default_factory=set)
-    """Where the process met others: what they all called their job there."""
     clocks: list[job_facts.ClockReading] = field(default_factory=list)
     peers: dict[int, job_facts.Peer] = field(default_factory=dict)
     device_clocks: list[job_facts.DeviceReading] = field(default_factory=list)

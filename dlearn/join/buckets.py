@@ -7,8 +7,9 @@ With skip_all_reduce_unused_params a bucket that no rank has used is left out: t
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise, takewhile
+from math import inf
 from typing import cast
 
 import numpy as np
@@ -63,6 +64,14 @@ def _tables(shown: Sequence[Event]) -> dict[tuple[int, int], Tables]:
         latest[bucket.rank] = latest[bucket.rank] | {bucket.model: before | {bucket.index: bucket}}
         found[bucket.rank, count] = latest[bucket.rank]
     return found
+
+
+def reported_last(reported: Iterable[Bucket], number: float = inf) -> list[Bucket]:
+    """Return the buckets of a model that one rank has reported last before event `number`."""
+    table: list[Bucket] = []
+    for bucket in takewhile(lambda bucket: bucket.number < number, reported):
+        table = [bucket] if bucket.index == 0 else [*table, bucket]
+    return table
 
 
 class _Pass:

@@ -6,8 +6,8 @@ where that is not known, the bucket has no times, and `unknown_calls` counts the
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, takewhile
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -15,7 +15,7 @@ import numpy as np
 
 from dlearn.analysis.ddp.step_clock import clock_note, on_device
 from dlearn.events.event import Bucket, Collective, Gradient
-from dlearn.join.buckets import UNKNOWN
+from dlearn.join.buckets import UNKNOWN, reported_last
 from dlearn.join.columns import grouped
 from dlearn.join.gradients import Pass, passes
 from dlearn.join.joining import operations
@@ -230,7 +230,7 @@ def bucket_times(trace: Trace) -> BucketTimes:
             continue
         begins_ns = _begin_ns(trace.whole, rank, gradients[0].start_ns)
         step = names.get((rank, gradients[0].parent), "")
-        for bucket in _table_at(reported[rank, model], gradients[0].number):
+        for bucket in reported_last(reported[rank, model], gradients[0].number):
             its_calls = calls[rank, backward.task, model, bucket.index]
             items.append(_timed(backward, bucket, step, begins_ns, its_calls))
     items.sort(key=lambda item: (item.backward, item.rank, item.model, item.index))
@@ -246,14 +246,6 @@ def _begin_ns(trace: Trace, rank: int, at_ns: int) -> int:
         if span.phase == "backward":
             return span.start_ns if at_ns <= (span.end_ns or 0) else at_ns
     return at_ns
-
-
-def _table_at(reported: Sequence[Bucket], number: int) -> list[Bucket]:
-    """Return the buckets that were reported last before this event."""
-    table: list[Bucket] = []
-    for bucket in takewhile(lambda bucket: bucket.number < number, reported):
-        table = [bucket] if bucket.index == 0 else [*table, bucket]
-    return table
 
 
 def _timed(backward: Pass, bucket: Bucket, step: str, begins_ns: int, calls: Calls) -> BucketTime:

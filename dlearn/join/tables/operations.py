@@ -34,7 +34,6 @@ class Calls:
     end_ns: Column  # NONE where it was not seen.
     pending: Mask
     last_arrival_ns: Column
-    """When the last rank called the operation: before this, the others wait."""
     op: Rows  # What this rank itself called: the same number for the same op.
 
     def __len__(self) -> int:
