@@ -51,34 +51,27 @@ class Calls:
         return np.asarray(self.end_ns != NONE)
 
 
+def _in_column(name: str) -> Any:
+    """Return a column of the table, for these rows of it."""
+    return cached_property(lambda some: getattr(some.table, name)[some.rows])
+
+
 class Operations(View[Operation], Shown):
     """The operations of a trace, in the order of first call: rows of a table."""
 
     table: OperationTable
+    start_ns: Column = _in_column("start_ns")
+    last_arrival_ns: Column = _in_column("last_arrival_ns")
+    end_ns: Column = _in_column("end_ns")
+    is_call: Mask = _in_column("is_call")
 
     def __init__(self, table: OperationTable, rows: Rows, labels: RankNames) -> None:
         super().__init__(table, rows)
         self.labels = labels
 
-    @cached_property
-    def start_ns(self) -> Column:
-        return self.table.start_ns[self.rows]
-
-    @cached_property
-    def last_arrival_ns(self) -> Column:
-        return self.table.last_arrival_ns[self.rows]
-
-    @cached_property
-    def end_ns(self) -> Column:
-        return self.table.end_ns[self.rows]
-
     @property
     def first_ends(self) -> Rows:
         return self.table.end_row[self.table.first[self.rows]]
-
-    @property
-    def is_call(self) -> Mask:
-        return self.table.is_call[self.rows]
 
     def unusual(self) -> list[Operation]:
         return self.at(np.flatnonzero(self.table.unusual[self.rows]))
