@@ -58,8 +58,7 @@ class Died:
 class Ended:
     """The outcome of a rank that was ended, as another had failed or the time was over.
 
-    `stack` is where it was in the user's code, innermost call first; `at_ns`, when it was stopped, is
-    its host's clock. `halted`: it had been stopped before.
+    `stack`: where in the user's code; `at_ns`: when, by its host's clock; `halted`: stopped before.
     """
 
     stack: tuple[StackLine, ...] = ()

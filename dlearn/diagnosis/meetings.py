@@ -34,9 +34,9 @@ class Absent(NamedTuple):
 class Meeting(msgspec.Struct, frozen=True):
     """The `calls` of processes that wait for each other, and for those `absent`.
 
-    `known`: who is wanted. Of ranks that are `unseen`, as on another host, the file is not here.
-    The calls are `apart` if all have come, and give the group that they make different names.
-    The ranks `namesakes` made another group of the same name last: who meets whom is chance.
+    `known`: who is wanted. Of `unseen` ranks, as on another host, no file is here. Calls are
+    `apart` if all have come, and name their group differently; `namesakes` made another group of
+    the same name last.
     """
 
     calls: tuple[Rendezvous, ...]

@@ -30,9 +30,9 @@ Why = Literal["", "skipped", "no sync"]
 class Parting(msgspec.Struct, frozen=True):
     """From the all-reduce `operation` on `rank` has made `ahead` more of `what` than others.
 
-    `why`: it "skipped" the backward pass after its forward pass `number` (from 1), which `site`
-    called; or its backward pass of this number was inside no_sync: "no sync". `mixed` all-reduces
-    met so before the one that hangs. `ahead` is 0 of a rank that did so last of all, and ended.
+    `why`: it "skipped" backward after its forward pass `number` (from 1), called at `site`; or
+    backward pass `number` was inside no_sync. `mixed` all-reduces met so before the one that hangs.
+    `ahead` is 0 of a rank that did so last of all.
     """
 
     operation: Operation

@@ -297,7 +297,6 @@ def _all_is_seen(trace: Trace) -> bool:
 
 
 def _model_of(trace: Trace, model: int) -> tuple[DdpModel | None, tuple[int, ...]]:
-    """Return a DDP model and the ranks that it is on."""
     groups = join_groups(trace.processes)
     for process in trace.processes:
         fact = process.models.get(model)

@@ -1,8 +1,7 @@
-"""Gloo's algorithms, as schedules of messages.
+"""Gloo's algorithms, as schedules of messages: ranks are group ranks, sizes bytes of payload.
 
-Read from gloo's own source (allreduce.cc, reduce.cc, broadcast.cc, allgather.cc, gather.cc, scatter.cc, alltoall.cc,
-barrier.cc). Ranks are group ranks, sizes are bytes of payload; in a group of n ranks "left" is rank r-1, "right" is
-rank r+1.
+Read from gloo's own source (allreduce.cc, reduce.cc, broadcast.cc, allgather.cc, gather.cc,
+scatter.cc, alltoall.cc, barrier.cc). "Left" is rank r-1, "right" is rank r+1.
 """
 
 from collections import defaultdict

@@ -1,7 +1,6 @@
 """DDP's buckets over time: when each gradient was ready, and when its bucket was sent and done.
 
-Ready, launched and done are observed. Which all-reduce sends which bucket is inferred (buckets.py);
-where that is not known, the bucket has no times, and `unknown_calls` counts the calls.
+These are observed. Which all-reduce sends which bucket is inferred (buckets.py), or not known.
 """
 
 from bisect import bisect_right

@@ -79,8 +79,7 @@ class Part(NamedTuple):
 class TrainingStep(msgspec.Struct, frozen=True, kw_only=True):
     """One step on one rank: its rows, which follow each other without a gap.
 
-    `number` counts the rank's steps from 0; `title` is the user's span around it, if any. `calls`
-    are DDP's own operations and calls that waited; `others` counts the program's other calls.
+    `number` counts from 0; `calls` are DDP's own and those that waited; `others` counts all others.
     """
 
     number: int
@@ -171,12 +170,10 @@ def training_steps(trace: Trace) -> tuple[TrainingStep, ...]:
 
 
 def _blocks(end: End) -> bool:
-    """Return whether the program's thread waited inside the call, or its stream on a GPU did.
-
-    (A reduce_scatter's end is seen by a later wait, too.)
-    """
+    """Return whether the program's thread waited inside the call, or its stream on a GPU did."""
     if not isinstance(end, Collective):
         return False
+    # A reduce_scatter's end is seen by a later wait, too.
     on_host = end.ended_by == "wait" and not end.thread and "reduce_scatter" not in end.op
     return on_host or end.ended_by == CUDA_EVENT_IN_LINE
 

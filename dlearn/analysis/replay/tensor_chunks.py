@@ -72,7 +72,8 @@ def pieces(trace: Trace, messages: Sequence[Message], walk: WalkParts) -> None:
 def _from_the_beginning(operation: Operation, shown: Sequence[Message]) -> bool:
     """Return whether these are all messages of the operation, or the first of them.
 
-    Of an observed step only the sender knows its part; what ranks without files sent each other is not known."""
+    Of an observed step only the sender knows its part.
+    """
     if shown[0].how != "derived" and (operation.unseen or any(each.sent_ns is None for each in shown)):
         return False
     if len(shown) == message_count(operation):

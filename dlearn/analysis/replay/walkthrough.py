@@ -131,7 +131,6 @@ _Part = tuple[str, Trace, Rows]
 
 
 def _collectives_from_the_last(trace: Trace, found: Messages) -> Iterator[_Part]:
-    """Yield each collective that can be played, the last first."""
     asked = found.operations
     counts = np.bincount(found.columns.operation, minlength=len(asked))
     is_collective = asked.table.is_collective[asked.rows]

@@ -36,7 +36,6 @@ class Matrix(Result, frozen=True):
 
     @property
     def sizes(self) -> dict[Edge, int]:
-        """Return the bytes by (sender, receiver)."""
         raise NotImplementedError
 
     def not_known(self) -> Iterator[str]:

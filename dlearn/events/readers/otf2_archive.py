@@ -1,7 +1,8 @@
-"""OTF2 archives (Score-P, EZTrace, Vampir): one for all ranks of an MPI job. Read by the package `otf2`, an extra.
+"""OTF2 archives (Score-P, EZTrace, Vampir): one for all ranks of an MPI job. Needs `otf2`.
 
-Times are those of one clock, to which the writer has moved them. Ranks in records are those in the communicator. A call
-begins where its region is entered; of one that does not block, begin and end stand in two records with one number.
+Times are those of one clock. Ranks in records are those in the communicator. A call begins where
+its region is entered; of one that does not block, begin and end stand in two records with one
+number.
 """
 
 import os

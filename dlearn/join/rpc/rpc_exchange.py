@@ -221,9 +221,9 @@ class TimeWindow:
 class RequestMatcher:
     """The requests of the logs, by sender, in the order of sending, and the exchange of each.
 
-    Python saw: this worker sent a request of this kind within this window of time. Several windows may fit the same
-    requests, so they are matched by augmenting paths (Kuhn's algorithm for bipartite graphs): where all requests of a
-    window are taken, an exchange moves on to another request of its own window.
+    Several windows of time in which Python saw a kind sent may fit the same requests: so they are
+    matched by augmenting paths (Kuhn's algorithm for bipartite graphs), on which exchanges move on
+    to others.
     """
 
     def __init__(self, requests: Iterable[Request]) -> None:

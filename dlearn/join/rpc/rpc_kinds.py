@@ -264,8 +264,8 @@ def _cleanups(saw: Seen, requests: RequestMatcher) -> None:
 def _no_cleanup(requests: RequestMatcher, peers: set[int], last_ns: int, request: Request) -> int:
     """Return how unlike the end of a context a request is.
 
-    The peers to which its receiver sends nothing while it works on it count most. Then how long it
-    went before the end of its sender's own work, where it is the last thing that is done.
+    Most counts to how many peers its receiver sends nothing meanwhile; then how long before the end
+    of its sender's own work it went, where it is the last thing.
     """
     if request.received_ns is None:
         return _IMPOSSIBLE_NS * len(peers)
