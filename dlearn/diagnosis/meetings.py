@@ -125,10 +125,7 @@ def _people(call: Rendezvous, trace: Trace) -> dict[int | str, Process]:
 
 
 class GroupClash(msgspec.Struct, frozen=True):
-    """Groups of one name that met in one store, by their `members`, the ranks that made them.
-
-    In `crossed` the connection of the first rank goes to the second, no member of its group.
-    """
+    """Groups of one name in one store, by members; `crossed`: connections to another's ranks."""
 
     name: str
     members: tuple[tuple[int, ...], ...]

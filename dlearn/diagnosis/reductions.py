@@ -157,10 +157,7 @@ def _calls(trace: Trace, rank: int) -> _Calls:
 
 
 class Backward(NamedTuple):
-    """A backward pass: its first gradient or call of FSDP2, its line, and the bytes that it sent.
-
-    `sent`: of each call that reduced in it; `why` none did, by the forward since the pass before.
-    """
+    """A backward pass: when, its line, the bytes of each call that reduced, or `why` none did."""
 
     start_ns: int
     site: str

@@ -123,7 +123,6 @@ def device_spans(
 
 
 def _around(at_ns: int, readings: Sequence[DeviceReading]) -> Clock:
-    """Draw the line from a GPU's clock to the host's through the readings around a time."""
     after = bisect_right(readings, at_ns, key=lambda reading: reading.device_ns)
     around = readings[max(after - 1, 0)], readings[min(after, len(readings) - 1)]
     return _through("", *((each.device_ns, each.at_ns - each.device_ns, each.error_ns) for each in around))

@@ -15,10 +15,7 @@ from dlearn.join.tables.operation_table import Operation
 
 
 class Pass(msgspec.Struct, frozen=True):
-    """One backward pass of one model on one rank; its gradients in the order in which they came.
-
-    `number` counts the rank's backward passes through DDP models, from 0; `task` is torch's number of it.
-    """
+    """A rank's backward pass of one model, the `number`-th (from 0), `task` in torch's count."""
 
     rank: int
     number: int

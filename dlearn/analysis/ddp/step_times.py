@@ -299,7 +299,6 @@ def _measure_waits(steps: Sequence[RunStep], trace: Trace) -> None:
 
 
 def _run_step(of_ranks: Sequence[TrainingStep], numbers: Sequence[int]) -> RunStep:
-    """Put the step's ranks side by side, with the rank that the longest wait was for."""
     cells = {one.rank: StepOnRank(one.start_ns, one.total_ns, one.waited_ns) for one in of_ranks}
     late = _longest(call for each in of_ranks for call in each.calls)
     return RunStep(of_ranks[0].title, numbers[of_ranks[0].number], cells, late)

@@ -91,7 +91,7 @@ def walkthrough(
 def _played(trace: Trace, found: Messages) -> tuple[Trace, Sequence[Message], str, int]:
     """Choose all if few came, else the last step in which all came, or what led to a hang.
 
-    Return the trace of what ranks do meanwhile, the messages, a title, and how many are left out.
+    Return also the trace of what ranks do meanwhile, a title, and how many messages are left out.
     """
     missing = found.missing
     if len(found) - missing.sum() <= MOST_MESSAGES:

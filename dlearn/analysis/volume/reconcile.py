@@ -26,15 +26,12 @@ def _in_all(name: str) -> Any:
 
 
 class WirePart(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of the recording: all of it, a span, or an operation. `note` says what keeps it from being exact.
-
-    `measured`: whether anything was. Without it, that nothing is predicted does not mean that nothing was sent.
-    """
+    """A part of the recording: all, a span, an operation; `note`: why it is not exact."""
 
     what: str
     pairs: tuple[Pair, ...]
     note: str = ""
-    measured: bool = True
+    measured: bool = True  # Whether anything was counted.
 
     payload_bytes = _in_all("payload_bytes")
     predicted_bytes = _in_all("predicted_bytes")
