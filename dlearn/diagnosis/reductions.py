@@ -201,7 +201,6 @@ def backwards_of(trace: Trace, rank: int, model: int | None) -> list[Backward]:
 
 @once
 def gradient_steps(trace: Trace) -> tuple[GradientStep, ...]:
-    """Find what became of the gradients of each optimizer step, by rank and time."""
     return tuple(step for process in trace.processes for step in _steps_of(trace, process))
 
 

@@ -112,7 +112,6 @@ class EventTable:
 
     @cached_property
     def row_of(self) -> dict[tuple[int, int], int]:
-        """Return the row of each event, by its rank and number."""
         return {key: row for row, key in enumerate(zip(self.rank.tolist(), self.number.tolist(), strict=True))}
 
     def made(self, rows: Rows) -> list[Event]:

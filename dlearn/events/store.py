@@ -60,7 +60,6 @@ class ProcessFile(Process):
 
     @property
     def clock_name(self) -> str:
-        """Return the name of the file's clock; if there is none, each host has its own."""
         return self.header.clock or f"host {self.header.host}"
 
     @property

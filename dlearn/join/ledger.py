@@ -125,7 +125,6 @@ class Ledger:
 
     @property
     def whole(self) -> list[SampleRange]:
-        """Return, for each rank, its first sample and its last."""
         return [(rank, 0, len(meter.numbers) - 1) for rank, meter in self.meters.items()]
 
     def pairs(self, ranges: Iterable[SampleRange]) -> tuple[list[Pair], Counter[Reason]]:

@@ -127,7 +127,6 @@ def _ends_like(exchanges: ExchangeTable, exchange: RpcExchange) -> tuple[RpcEnd,
 
 
 def _or(times: Column, others: Column) -> Column:
-    """Return these times, or the others where they are not known."""
     return np.where((times == NONE) | (times == 0), others, times)
 
 

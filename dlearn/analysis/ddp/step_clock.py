@@ -73,7 +73,6 @@ def clock_note(trace: Trace, launched: str = "") -> str:
 
 
 def step_note(trace: Trace, launched: str = "") -> str:
-    """Say whose clock the times are from, and which waiting was the gate's of a held job."""
     return f"{clock_note(trace, launched)} {gate_note(trace)}".strip()
 
 
