@@ -3,7 +3,6 @@
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import msgspec
 
@@ -20,11 +19,6 @@ _PARTS_SHOWN = 12
 _SIZES = "payload_bytes", "predicted_bytes", "observer_bytes", "measured_bytes", "residue_bytes"
 
 
-def _in_all(name: str) -> Any:
-    """Return the sum over all pairs of a part."""
-    return property(lambda part: sum(getattr(pair, name) for pair in part.pairs))
-
-
 class WirePart(msgspec.Struct, frozen=True, kw_only=True):
     """A part of the recording: all, a span, an operation; `note`: why it is not exact."""
 
@@ -33,9 +27,18 @@ class WirePart(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
     measured: bool = True  # Whether anything was counted.
 
-    payload_bytes = _in_all("payload_bytes")
-    predicted_bytes = _in_all("predicted_bytes")
-    observer_bytes = _in_all("observer_bytes")  # What the recorder itself added.
+    @property
+    def payload_bytes(self) -> int:
+        return sum(pair.payload_bytes for pair in self.pairs)
+
+    @property
+    def predicted_bytes(self) -> int:
+        return sum(pair.predicted_bytes for pair in self.pairs)
+
+    @property
+    def observer_bytes(self) -> int:
+        """Return what the recorder itself added."""
+        return sum(pair.observer_bytes for pair in self.pairs)
 
     @property
     def measured_bytes(self) -> int | None:
