@@ -354,7 +354,8 @@ def _unsent(trace: Trace, rank: int, model: DdpModel) -> Unsent | None:
     if at_ns > (backward.end_ns or 0):
         return None
     own = (rank, model.model)
-    buckets = reported_last(each for each in trace.whole.of(Bucket) if (each.rank, each.model) == own)
+    reported = (each for each in trace.whole.of(Bucket) if (each.rank, each.model) == own)
+    buckets = reported_last(reported)
     calls = _calls(trace, rank)
     sent = ((calls.task == last.task) & (calls.by == _DDP)).sum()
     late = [each for each in buckets if last.never_ready(each.parameters)]

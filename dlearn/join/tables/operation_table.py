@@ -54,7 +54,7 @@ class Operation:
         self.exchange = ends[0].exchange if isinstance(ends[0], RpcEnd) else None
 
     start_ns: int = _in_column("start_ns", "When the first rank called it, in ns.")
-    last_arrival_ns: int = _in_column("last_arrival_ns", "When the last did: until then others wait.")
+    last_arrival_ns: int = _in_column("last_arrival_ns", "When the last did: others wait.")
     pending: bool = _in_column("pending", "Whether some rank is still inside it.")
     failed: bool = _in_column("failed", "Whether it raised on some rank.")
     refused: bool = _in_column("refused", "Whether every call raised at once: nothing was sent.")
