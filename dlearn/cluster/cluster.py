@@ -322,7 +322,6 @@ def _names(ranks: int | Sequence[str] | None) -> tuple[Name, ...]:
 
 
 def _note_end(run: Run, rank: int, end: Exit | Stopped | Switched | None) -> None:
-    """Write into a rank's trace file how the rank was ended, or what its network carried."""
     if end is None or not run.recorded:
         return
     try:

@@ -1,8 +1,7 @@
 """Everything that a rank has started ends with it, daemons too, which have left its process group.
 
-On Linux a process can ask to become the parent of orphans among its descendants
-(PR_SET_CHILD_SUBREAPER). The fork server and each rank do: so what a rank has started stays below it,
-and below the fork server when it is gone. (On macOS a daemon outlives its rank.)
+The fork server and each rank become the parents of orphans below them (PR_SET_CHILD_SUBREAPER): so
+what a rank has started stays below it, or the server. (On macOS a daemon outlives its rank.)
 """
 
 import ctypes

@@ -1,8 +1,8 @@
 """Ranks beside ipyparallel's engines: to their pool they are processes like those of this machine.
 
-The engine is not the rank: one that hangs, exits or is ended leaves its engine usable. The notebook
-asks for news again and again, over ipyparallel's own connections: it opens no port. In between the
-engine is free for others. A rank ends with its engine, and when the notebook has stopped asking.
+The engine is not the rank, and stays usable when that hangs or is ended. The notebook asks for news
+again and again, over ipyparallel's own connections: it opens no port. A rank ends with its engine,
+and when the notebook has stopped asking.
 """
 
 import multiprocessing as mp

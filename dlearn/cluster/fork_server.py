@@ -1,10 +1,9 @@
 """Fork ranks from a process that has loaded torch, has one thread, and does nothing else.
 
 A fork takes milliseconds, a fresh interpreter seconds. (A notebook's kernel cannot be forked: the
-threads of its OpenMP do not survive.) Where torch cannot be forked (macOS), the server is a bare Python.
-
-The server reports each rank's pid, and later its exit code. Orphans below ranks become its own children
-(descendants.py): it ends them before it reports. When the notebook ends, it does, with all below it.
+threads of its OpenMP do not survive; on macOS, torch cannot: the server is a bare Python.) Orphans
+below ranks become the server's children (descendants.py): it ends them before it reports the end of
+a rank. When the notebook ends, it does, with all below it.
 """
 
 import atexit

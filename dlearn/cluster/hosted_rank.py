@@ -92,7 +92,6 @@ class HostedRank:
         return self.rank.stack(self.call) if self.call is not None else ()
 
     def recorded(self) -> dict[str, bytes]:
-        """Return the files that the rank has recorded in `scratch`, by name."""
         return {path.name: path.read_bytes() for path in Path(self.scratch, "trace").iterdir()}
 
     def end(self) -> None:

@@ -1,11 +1,10 @@
 """Ranks in networks of their own: private ones, and ones of a chosen speed.
 
-A client that connects to a worker of torch's RPC can have it run anything, with its user's rights,
-and a store of torch's accepts every client. So the first private rank makes a user and a network
-namespace with nothing in it but loopback, and the others follow it: no other process reaches them,
-and they have no way out. Where that is not permitted, the system's tables of connections show who
-has reached them. On a network of a chosen speed each rank has a namespace of its own, and a switch
-between them.
+A client of torch's RPC can have a worker run anything, with its user's rights, and a store of
+torch's accepts every client. So the first private rank makes a network namespace with nothing in it
+but loopback, and the others follow it. Where that is not permitted, the system's tables of
+connections show who has reached them. On a network of a chosen speed a switch stands between the
+ranks' own.
 """
 
 import ctypes

@@ -48,7 +48,6 @@ class PausedRun(PausedJob, Run):
         return self._job.thread.is_alive()
 
     def end(self) -> None:
-        """End its ranks now."""
         self._job.end()
         self._job.thread.join()
 

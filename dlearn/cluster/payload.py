@@ -1,7 +1,7 @@
 """What is sent to the ranks: the functions of one call, their arguments, and the environment.
 
-One payload goes to every rank, so functions that share globals, or a class, share them there.
-cloudpickle sends what a notebook or script defines by value, modules by name.
+One payload for all: functions that share globals, or a class, share them there. cloudpickle sends
+what a notebook or script defines by value, modules by name.
 """
 
 import functools

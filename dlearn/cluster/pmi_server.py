@@ -1,8 +1,8 @@
 """An MPI job of ranks of this machine: the cluster is its process manager, as mpiexec elsewhere.
 
-A process of MPICH's asks its manager, through an open descriptor (PMI_FD), what its job is called,
-and when all have come (PMI 1: wiki.mpich.org, "PMI v1 Wire Protocol"). Here ranks of the fork server
-get such a descriptor with their first call (rank.py), and load no torch anew. No port is opened.
+A process of MPICH's asks its manager through an open descriptor (PMI_FD) what its job is called,
+and when all have come (PMI 1: wiki.mpich.org, "PMI v1 Wire Protocol"). Here ranks get it with their
+first call (rank.py). No port is opened.
 """
 
 import os

@@ -1,8 +1,4 @@
-"""The life of one rank: wait for a call, set up, run the function, report, wait until all are done.
-
-Runs in a process of its own. It ends when it is asked to, or when its connection closes; a rank that
-is inside its function then is ended by the fork server, or with it.
-"""
+"""The life of one rank: wait for a call, set up, run the function, report, wait for the others."""
 
 import faulthandler
 import importlib

@@ -58,8 +58,7 @@ class Died:
 class Ended:
     """The outcome of a rank that was ended, as another had failed or the time was over.
 
-    `stack` is where it was in the user's code, innermost call first; `at_ns`, when it was stopped, is
-    its host's clock. `halted`: it had been stopped before.
+    `stack`: where in the user's code; `at_ns`: when, by its host's clock; `halted`: stopped before.
     """
 
     stack: tuple[StackLine, ...] = ()
@@ -202,7 +201,6 @@ class RankPool:
             )
 
     def _pids_here(self, outcomes: Sequence[Outcome | None]) -> list[int]:
-        """Return the pids of the ranks of this host that are still at work."""
         working = [rank for rank, outcome in zip(self.ranks, outcomes, strict=True) if outcome is None]
         return [rank.pid for rank in working if not rank.beside_engine]
 
@@ -214,7 +212,6 @@ class RankPool:
             return list(asking.map(lambda rank: self.ranks[rank].stack(calls[rank]), ranks))
 
     def _receive(self, index: int, streams: OutputStreams) -> Outcome:
-        """Return a rank's answer, or how it died."""
         rank = self.ranks[index]
         with suppress(EOFError, ConnectionResetError):
             if rank.control.poll(0):

@@ -171,7 +171,6 @@ class RankProcess:
         """Bring what it has recorded into the run's folder, if that is on another host."""
 
     def close(self) -> None:
-        """Wait for the rank's end, and close what belongs to it."""
         self.wait(None)
         for connection in (self.control, self.output, self.death):
             connection.close()

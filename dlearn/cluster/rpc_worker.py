@@ -1,7 +1,4 @@
-"""A rank as an RPC worker: on loopback, over TCP.
-
-torch pickles functions by name, and all functions of a call are in every rank's `__main__`.
-"""
+"""A rank as an RPC worker: on loopback, over TCP."""
 
 import itertools
 import warnings
@@ -29,10 +26,7 @@ _FALSE_ALARMS = (
 
 @contextmanager
 def worker(name: str, rank: int, world_size: int, recording: Any = None, store: Any = None) -> Iterator[None]:
-    """Be RPC worker `name` inside, and serve at the end until all others are there.
-
-    A `recording` counts bytes from when all connections are open.
-    """
+    """Be RPC worker `name` in the block, and serve at the end until all others are there."""
     import torch.distributed.rpc as rpc
 
     options = rpc.TensorPipeRpcBackendOptions(

@@ -133,7 +133,6 @@ def _is_run(path: Path) -> bool:
 
 
 def keep_folder(run: Run) -> None:
-    """Keep its folder while `run` is referenced."""
     weakref.finalize(run, (run.folder / _IN_USE).unlink, missing_ok=True).atexit = False
 
 

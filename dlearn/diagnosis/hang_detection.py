@@ -41,10 +41,7 @@ CALLS_SEEN, WAITS_SEEN = 10, 3
 
 
 class Pace(msgspec.Struct, frozen=True):
-    """The pace of a job until its cluster stopped it: operations that ended, and the silence after the last.
-
-    `slow`: no call had been under way for longer than is usual there, so it had not stopped by itself.
-    """
+    """A job's pace until its cluster stopped it; `slow`: no call was under way unusually long."""
 
     ended: int
     duration_ns: int
@@ -191,10 +188,7 @@ def _is_under_way(operation: Operation, usual: Mapping[int, int]) -> bool:
 
 
 def _usual_until_ns(trace: Trace) -> dict[int, int]:
-    """Return the time since which a call of each stopped rank was not under way for longer than is usual there.
-
-    Usual is as long as its third-longest call; the longest is often a single one, which waits for data.
-    """
+    """Return since when a call of each stopped rank lasts no longer than its third-longest did."""
     table, since = trace.whole.table, {}
     ended = table.is_a(Collective, PointToPoint, RpcCall) & (table.end_ns != NONE)
     ended &= ~table.of_firsts(lambda first: first.failed)

@@ -25,10 +25,7 @@ Notes = Mapping[int, str] | None
 
 
 class HangReport(NamedTuple):
-    """A sentence about a cause, the rank that reports it (of an RPC the caller), and its first hang.
-
-    `brief` is who waits for whom, for the title of a picture; "" where only the sentence says it.
-    """
+    """A sentence about a cause, who reports it, and its first hang; `brief`: for a title."""
 
     speaker: int | None
     sentence: str
@@ -190,10 +187,7 @@ def _busy_text(rank: int, trace: Trace) -> str:
 
 
 class Never(NamedTuple):
-    """The reason why a rank never made a call.
-
-    `did` is what it never did before it (`brief`: in few words), `but` what is known of the rank.
-    """
+    """Why a rank never made a call: what it never `did` before, `but` what is known of it."""
 
     but: str
     did: str = ""

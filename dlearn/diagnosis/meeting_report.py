@@ -14,10 +14,7 @@ _SITES_LISTED = 3
 def meeting_report(
     trace: Trace, told: Sequence[Hang], notes: Notes = None
 ) -> Iterator[tuple[int, str]]:  # fmt: skip
-    """Write a sentence for each rendezvous in which processes wait, with the rank that reports it.
-
-    Left out is what follows from the hangs that are `told`: all that are wanted wait themselves.
-    """
+    """Write a sentence, and who reports it, for each wait that the hangs `told` do not explain."""
     hung = {rank for hang in told for rank in hang.waiting}
     for meeting in meetings(trace):
         wanted = {each.rank for each in meeting.absent}

@@ -34,9 +34,9 @@ class Absent(NamedTuple):
 class Meeting(msgspec.Struct, frozen=True):
     """The `calls` of processes that wait for each other, and for those `absent`.
 
-    `known`: who is wanted. Of ranks that are `unseen`, as on another host, the file is not here.
-    The calls are `apart` if all have come, and give the group that they make different names.
-    The ranks `namesakes` made another group of the same name last: who meets whom is chance.
+    `known`: who is wanted. Of `unseen` ranks, as on another host, no file is here. Calls are
+    `apart` if all have come, and name their group differently; `namesakes` made another group of
+    the same name last.
     """
 
     calls: tuple[Rendezvous, ...]
@@ -71,7 +71,6 @@ def _was_last(call: Rendezvous, trace: Trace) -> bool:
 
 @once
 def meetings(trace: Trace) -> tuple[Meeting, ...]:
-    """Find every rendezvous in which processes wait, by their ranks."""
     by_rank = {process.rank: process for process in trace.processes}
     calls = [call for _, call in sorted(open_rendezvous(trace).items())]
     met = grouped(calls, lambda call: (_what(call), _count(by_rank[call.rank], call)))
@@ -126,10 +125,7 @@ def _people(call: Rendezvous, trace: Trace) -> dict[int | str, Process]:
 
 
 class GroupClash(msgspec.Struct, frozen=True):
-    """Groups of one name that met in one store, by their `members`, the ranks that made them.
-
-    In `crossed` the connection of the first rank goes to the second, no member of its group.
-    """
+    """Groups of one name in one store, by members; `crossed`: connections to another's ranks."""
 
     name: str
     members: tuple[tuple[int, ...], ...]

@@ -99,10 +99,7 @@ def tags_text(operation: Operation, trace: Trace) -> str:
 
 
 def called_at(operation: Operation, trace: Trace, call: str = "") -> str:
-    """Write "rank 0 called broadcast at a.py:5, rank 1 all_reduce at a.py:7"; "" of one line.
-
-    `call` names the operation, else its op.
-    """
+    """Write "rank 0 called broadcast at a.py:5, rank 1 all_reduce at a.py:7"; "" of one line."""
     ends = [end for end in operation.ends if end.site]
     if len({end.site for end in ends}) < 2:
         return ""

@@ -1,9 +1,8 @@
 """The first all-reduce of a DDP model in which ranks had come differently far, before one hangs.
 
-The k-th all-reduce of one rank meets the k-th of another, whatever each has done before. A rank
-that skipped a backward pass, or made one inside no_sync, is averaged with another pass of the
-others from there on, and in the end one rank waits for a call that is not made. Only where one
-waits are the counts compared: ranks may well be given different numbers of batches.
+The k-th all-reduce of one rank meets the k-th of another: a rank that skipped a backward pass, or
+made one inside no_sync, is averaged with another pass of the others, and in the end one rank waits
+for a call that is not made. Only then are counts compared: batches may well differ in number.
 """
 
 import signal
@@ -14,15 +13,8 @@ from typing import Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from dlearn.diagnosis.reductions import (
-    START,
-    Backward,
-    backwards_of,
-    forwards_of,
-    last_before,
-    outer,
-    phases,
-)
+from dlearn.diagnosis import reductions
+from dlearn.diagnosis.reductions import Backward, last_before
 from dlearn.events.event import PhaseSpan
 from dlearn.events.event_table import NONE
 from dlearn.events.job_facts import EXITED, RETURNED
@@ -38,9 +30,9 @@ Why = Literal["", "skipped", "no sync"]
 class Parting(msgspec.Struct, frozen=True):
     """From the all-reduce `operation` on `rank` has made `ahead` more of `what` than others.
 
-    `why`: it "skipped" the backward pass after its forward pass `number` (from 1), which `site`
-    called; or its backward pass of this number was inside no_sync: "no sync". `mixed` all-reduces
-    met so before the one that hangs. `ahead` is 0 of a rank that did so last of all, and ended.
+    `why`: it "skipped" backward after its forward pass `number` (from 1), called at `site`; or
+    backward pass `number` was inside no_sync. `mixed` all-reduces met so before the one that hangs.
+    `ahead` is 0 of a rank that did so last of all.
     """
 
     operation: Operation
@@ -68,7 +60,7 @@ class _Way(NamedTuple):
     steps: list[PhaseSpan]
 
     def progress(self, at_ns: int) -> _Progress:
-        passes, forwards, steps = (bisect_left(each, at_ns, key=START) for each in self)
+        passes, forwards, steps = (bisect_left(each, at_ns, key=reductions.START) for each in self)
         return passes, forwards, steps
 
     def fault(self, what: What, until: int) -> tuple[Why, int, str]:
@@ -103,7 +95,7 @@ def parting(hung: Operation, trace: Trace) -> Parting | None:
         return None  # In older files they are not told apart.
     table, progress, parted = trace.table, {}, []
     for row, calls in _sums(trace, hung, bucket.model):
-        if (table.backward[calls] == NONE).any():
+        if (table.column("backward")[calls] == NONE).any():
             return None  # A rank that has joined takes part without a pass of its own.
         made = zip(table.rank[calls].tolist(), table.start_ns[calls].tolist(), strict=True)
         progress = {rank: ways[rank].progress(at_ns) for rank, at_ns in made}
@@ -119,13 +111,13 @@ def parting(hung: Operation, trace: Trace) -> Parting | None:
 
 
 def _way(trace: Trace, process: Process, model: int) -> _Way:
-    forwards = forwards_of(trace, process.rank, model)
+    forwards = reductions.forwards_of(trace, process.rank, model)
     # One in evaluation mode has no backward pass, unless all are, with frozen normalisation.
     forwards = [each for each in forwards if each.training] or forwards
     held = {number for number, made in process.optimizers.items() if model in made.models}
-    steps = phases(trace.whole)[process.rank, "optimizer"]
-    steps = outer(each for each in steps if each.of in held)
-    return _Way(backwards_of(trace, process.rank, model), forwards, steps)
+    steps = reductions.phases(trace.whole)[process.rank, "optimizer"]
+    steps = reductions.outer(each for each in steps if each.of in held)
+    return _Way(reductions.backwards_of(trace, process.rank, model), forwards, steps)
 
 
 def _in_step(met: list[_Met]) -> bool:

@@ -71,10 +71,7 @@ def story(trace: Trace) -> list[str]:
 
 
 def _order_of_ends(process: Process) -> tuple[bool, float]:
-    """Put ends without an exception first, then exceptions by their time, in ns.
-
-    Last come those that were asked to end, as torchrun asks the others when a rank has failed.
-    """
+    """Put ends without an exception first, then exceptions by time, then those asked to end."""
     beat = process.heartbeat
     if beat is not None and raised_text(process):
         return False, process.clock.to_reference(beat.at_ns)
@@ -237,12 +234,13 @@ def _unexplained(trace: Trace) -> list[str]:
 
 def mismatch_sentences(found: Iterable[Mismatch], trace: Trace) -> list[str]:
     """Write a sentence for each mismatch, one for those from the same lines."""
-    groups: dict[tuple[object, ...], list[Mismatch]] = {}
-    for each in found:
-        operation = each.operation
-        key = (each.why, operation.op, operation.mismatch, *(end.site for end in operation.ends))
-        groups.setdefault(key, []).append(each)
-    return [_mismatch_sentence(group[0], len(group), trace) for group in groups.values()]
+
+    def alike(each: Mismatch) -> tuple[object, ...]:
+        one = each.operation
+        return each.why, one.op, one.mismatch, *(end.site for end in one.ends)
+
+    groups = grouped(found, alike).values()
+    return [_mismatch_sentence(group[0], len(group), trace) for group in groups]
 
 
 def _mismatch_sentence(mismatch: Mismatch, times: int, trace: Trace) -> str:

@@ -1,8 +1,7 @@
 """Who reduced the gradients of each optimizer step: DDP, FSDP2, the program by hand, or no rank.
 
-What is judged here is a user's program, so a judgement needs all of it: a DDP model over at least
-two ranks, gradients of its parameters on each of them, a step that used them, and no other call in
-the whole training that is large enough to have averaged gradients or parameters.
+A judgement of a user's program needs all of it: a DDP model over two ranks or more, gradients of
+its parameters on each, a step that used them, and no other call that could have averaged anything.
 """
 
 from bisect import bisect_left, bisect_right
@@ -20,6 +19,7 @@ from dlearn.events.event_table import NONE
 from dlearn.events.job_facts import DdpModel, OptimizerMade
 from dlearn.events.mpi_facts import OtherMpiCall
 from dlearn.events.process import Process
+from dlearn.join.buckets import reported_last
 from dlearn.join.columns import grouped
 from dlearn.join.ends import logical_bytes
 from dlearn.join.gradients import passes
@@ -58,10 +58,7 @@ class GradientStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Unreduced(msgspec.Struct, frozen=True):
-    """Steps that used gradients of `model` which these ranks had not reduced; `others` had.
-
-    `ever`: whether DDP's forward was called at all.
-    """
+    """Steps with gradients of `model` that these ranks did not reduce; `ever`: it ran forward."""
 
     optimizer: int
     name: str
@@ -155,14 +152,12 @@ def _calls(trace: Trace, rank: int) -> _Calls:
     rows = np.flatnonzero((table.rank == rank) & table.is_a(Collective, PointToPoint))
     rows = rows[np.argsort(table.start_ns[rows], kind="stable")]
     makers, sizes = table.of_firsts(_maker, np.int64), table.of_firsts(_size, np.int64)
-    return _Calls(rows, table.start_ns[rows], sizes[rows], makers[rows], table.backward[rows])
+    task = table.column("backward")[rows]
+    return _Calls(rows, table.start_ns[rows], sizes[rows], makers[rows], task)
 
 
 class Backward(NamedTuple):
-    """A backward pass: its first gradient or call of FSDP2, its line, and the bytes that it sent.
-
-    `sent`: of each call that reduced in it; `why` none did, by the forward since the pass before.
-    """
+    """A backward pass: when, its line, the bytes of each call that reduced, or `why` none did."""
 
     start_ns: int
     site: str
@@ -183,7 +178,7 @@ def backwards_of(trace: Trace, rank: int, model: int | None) -> list[Backward]:
     for task, size in zip(calls.task[ours].tolist(), calls.size[ours].tolist(), strict=True):
         sent[task].append(size)
     rows = np.flatnonzero((table.rank == rank) & table.of_firsts(is_asked))
-    tasks, first = np.unique(table.backward[rows], return_index=True)
+    tasks, first = np.unique(table.column("backward")[rows], return_index=True)
     starts_ns, found = table.start_ns[rows[first]], list[Backward]()
     spans, forwards = phases(trace.whole)[rank, "backward"], forwards_of(trace, rank, model)
     for index in np.argsort(starts_ns, kind="stable"):
@@ -206,7 +201,6 @@ def backwards_of(trace: Trace, rank: int, model: int | None) -> list[Backward]:
 
 @once
 def gradient_steps(trace: Trace) -> tuple[GradientStep, ...]:
-    """Find what became of the gradients of each optimizer step, by rank and time."""
     return tuple(step for process in trace.processes for step in _steps_of(trace, process))
 
 
@@ -299,7 +293,6 @@ def _all_is_seen(trace: Trace) -> bool:
 
 
 def _model_of(trace: Trace, model: int) -> tuple[DdpModel | None, tuple[int, ...]]:
-    """Return a DDP model and the ranks that it is on."""
     groups = join_groups(trace.processes)
     for process in trace.processes:
         fact = process.models.get(model)
@@ -360,14 +353,12 @@ def _unsent(trace: Trace, rank: int, model: DdpModel) -> Unsent | None:
         return None
     if at_ns > (backward.end_ns or 0):
         return None
-    buckets: dict[int, Bucket] = {}
-    for bucket in trace.whole.of(Bucket):
-        if (bucket.rank, bucket.model) == (rank, model.model):
-            earlier = buckets if bucket.index else {}
-            buckets = earlier | {bucket.index: bucket}
+    own = (rank, model.model)
+    reported = (each for each in trace.whole.of(Bucket) if (each.rank, each.model) == own)
+    buckets = reported_last(reported)
     calls = _calls(trace, rank)
     sent = ((calls.task == last.task) & (calls.by == _DDP)).sum()
-    late = [each for each in buckets.values() if last.never_ready(each.parameters)]
+    late = [each for each in buckets if last.never_ready(each.parameters)]
     if not late or sent >= len(buckets):
         return None
     never = {name for each in late for name in last.never_ready(each.parameters)}

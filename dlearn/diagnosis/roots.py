@@ -1,13 +1,10 @@
-"""The ranks that hold a hung job up, and those that wait for them, from how far each came in each group.
+"""The ranks that hold a hung job up, and those that wait for them, by how far each came.
 
 A root has not made a call that another rank of the group has made, or is still in one that another
-has come out of. All others are victims. The rule is tried on jobs that were broken on purpose
-(tests/test_flight_recorder.py); torch's own analyser names innocent ranks there.
-
-A victim waits in a call that has not ended: for the ranks that have not made it, else for those that
-are in it too, or the peer of its send or recv. A rank that an earlier call of its own holds up comes
-to this one after that: so the chain goes on there, until it comes to a root. It is inferred from the
-order of calls, not seen.
+has come out of. (torch's own analyser names innocent ranks: tests/test_flight_recorder.py.) All
+others are victims: they wait for ranks that have not made a call, else for those that are in it
+too. Where an earlier call holds such a rank up, the chain goes on there, until it comes to a root.
+It is inferred from the order of calls, not seen.
 """
 
 from collections import defaultdict

@@ -42,7 +42,6 @@ class GradientSteps(Result, frozen=True):
             yield row | {"by": _by_text(each)}
 
     def rows(self) -> list[tuple[str, ...]]:
-        """Return a row for each step of each rank, a head first."""
         table: list[tuple[str, ...]] = [("rank", "optimizer", "step", "passes", "reduced", "by")]
         for each in self.steps:
             counts = (each.number, each.passes, each.reduced)

@@ -116,10 +116,7 @@ _STAMP = re.compile(rb"written (\d{1,19}) to (\d{1,19})\n")
 
 
 def moments(lines: Iterator[bytes], *, wall_ns: int) -> Iterator[Moment]:
-    """Yield what each line says; lines about other things, and damaged ones, are passed over.
-
-    `wall_ns` is how far the wall clock was ahead of the monotonic one when the agent began.
-    """
+    """Yield what the lines say; `wall_ns`: how far the wall clock was ahead of the monotonic."""
     written = (0, 0)
     for line in lines:
         stamp = _STAMP.fullmatch(line[:LONGEST_LINE])

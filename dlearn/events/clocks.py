@@ -1,9 +1,8 @@
 """One clock for the processes of several hosts, and for what their GPUs did.
 
-Each clock counts its own nanoseconds, from its own start. Two readings of another clock
-(`ClockReading`) give a straight line: an offset and a drift. All processes with the same clock are
-moved by the same line, so nothing is reordered within a host. A GPU's time is moved by the line
-through the two readings around it; outside of them its clock is taken to run like the host's.
+Two readings of another clock (`ClockReading`) give a line: an offset and a drift. All processes
+with the same clock are moved by the same line, so nothing is reordered within a host; a GPU's time
+by the line through the two readings around it, outside of them as if it ran like the host's.
 """
 
 from bisect import bisect_right
@@ -33,9 +32,8 @@ CUDA_EVENT_IN_LINE = "cuda event on the caller's stream"
 class Clock:
     """A line that moves a clock: at `at_ns` by `offset_ns`, changing by `drift` per nanosecond.
 
-    `error_ns` is the bound of the error between the readings; None where the clock was never
-    compared, or only by readings that no clock can give. `first_ns` and `last_ns` are the readings
-    that count; they are equal where no drift is known.
+    `error_ns` bounds the error from reading `first_ns` to `last_ns` (equal: no drift is known);
+    None: the clock was never compared, or by readings that none can give.
     """
 
     name: str = ""
@@ -47,7 +45,6 @@ class Clock:
     last_ns: int = 0
 
     def to_reference(self, at_ns: int) -> int:
-        """Return the reference clock's time when this clock shows `at_ns`."""
         return at_ns + self.offset_ns + round(self.drift * (at_ns - self.at_ns))
 
     @property
@@ -126,7 +123,6 @@ def device_spans(
 
 
 def _around(at_ns: int, readings: Sequence[DeviceReading]) -> Clock:
-    """Draw the line from a GPU's clock to the host's through the readings around a time."""
     after = bisect_right(readings, at_ns, key=lambda reading: reading.device_ns)
     around = readings[max(after - 1, 0)], readings[min(after, len(readings) - 1)]
     return _through("", *((each.device_ns, each.at_ns - each.device_ns, each.error_ns) for each in around))

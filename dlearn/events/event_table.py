@@ -64,24 +64,12 @@ class EventTable:
         return len(self.like)
 
     def column(self, name: str) -> Column:
-        """Return the number `name` of every row, NONE where an event has no such number of its own.
+        """Return the number `name` of every row: a field in `Event.own` ("call"), or NONE.
 
-        `table.column("call")[table.is_a(RpcCall)]` are the call numbers of the RPCs. The names are
-        the fields in `Event.own` that hold one number: "seq", "backward", "call", "run", ... Every
-        other field is the same for all rows that repeat an event: `of_firsts` answers for it.
+        Every other field is the same for all rows that repeat an event: `of_firsts` answers for it.
         """
         found = self.own.get(name)
         return np.full(len(self), NONE) if found is None else found
-
-    @property
-    def seq(self) -> Column:
-        """Return the number of every collective, send and receive in its group."""
-        return self.column("seq")
-
-    @property
-    def backward(self) -> Column:
-        """Return the number of the backward pass that a row belongs to."""
-        return self.column("backward")
 
     def part(self, chosen: Rows | Mask) -> EventTable:
         columns = {name: getattr(self, name)[chosen] for name in _COLUMNS}
@@ -98,7 +86,6 @@ class EventTable:
 
     @cached_property
     def pending(self) -> Mask:
-        """Return whether each row began, should end, and its end was not seen."""
         lasts = self.of_firsts(lambda first: first.ends)
         return np.asarray(lasts & (self.end_ns == NONE) & (self.ended_by != UNSEEN))
 
@@ -125,7 +112,6 @@ class EventTable:
 
     @cached_property
     def row_of(self) -> dict[tuple[int, int], int]:
-        """Return the row of each event, by its rank and number."""
         return {key: row for row, key in enumerate(zip(self.rank.tolist(), self.number.tolist(), strict=True))}
 
     def made(self, rows: Rows) -> list[Event]:
@@ -276,18 +262,27 @@ class Lazy(Sequence[Item]):
     __hash__ = None  # type: ignore[assignment]
 
 
-class Events(Lazy[Event]):
-    """Events of a trace, in the order of their start: rows of its table, as objects on demand."""
+class View(Lazy[Item]):
+    """Some rows of a table, as objects on demand."""
 
-    def __init__(self, table: EventTable, rows: Rows | None = None) -> None:
+    table: Any
+
+    def __init__(self, table: Any, rows: Rows | None = None) -> None:
         self.table = table
         self.rows = np.arange(len(table)) if rows is None else rows
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def at(self, indices: Rows) -> list[Event]:
-        return self.table.made(self.rows[indices])
+    def at(self, indices: Rows) -> list[Item]:
+        made: list[Item] = self.table.made(self.rows[indices])
+        return made
+
+
+class Events(View[Event]):
+    """Events of a trace, in the order of their start."""
+
+    table: EventTable
 
     def of(self, *kinds: type[Kind]) -> list[Kind]:
         found: list[Any] = self.table.made(self.rows[self.table.is_a(*kinds)[self.rows]])
@@ -307,11 +302,9 @@ class Events(Lazy[Event]):
 
     @property
     def chosen(self) -> Mask:
-        """Return whether each row of the table is one of these."""
         mask = np.zeros(len(self.table), bool)
         mask[self.rows] = True
         return mask
 
     def where(self, chosen: Mask) -> Events:
-        """Return those whose row of the table is chosen."""
         return Events(self.table, self.rows[chosen[self.rows]])

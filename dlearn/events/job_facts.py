@@ -1,8 +1,4 @@
-"""What a process finds out about its job while it runs: lines of its file that are no events.
-
-Others write about it, too: an `Exit`, and a `Switched`, is added by the command that started the process, when it has
-ended.
-"""
+"""What a process, or the command that started it, tells of its job: lines that are no events."""
 
 from dlearn.events import event
 from dlearn.events.event import Count, Line, Nanoseconds
@@ -35,8 +31,6 @@ class ClockReading(Line, tag="clock", frozen=True, kw_only=True):
 
 
 class Peer(Line, tag="peer", frozen=True, kw_only=True):
-    """Another rank of the job, and where it writes its file."""
-
     rank: Count
     host: str
     path: str
@@ -67,10 +61,10 @@ class Stopped(Line, tag="stopped", frozen=True, kw_only=True):
 
 
 class Switched(Line, tag="network", frozen=True, kw_only=True):
-    """The process was on a network that was chosen: `asked` in words; `sent` is what its switch counted, by rank.
+    """The process was on a network that was chosen: `asked` in words; `sent` by its switch.
 
-    Of each rank that it sent to, TCP's payload in bytes, each once, and those that it sent again. Where ranks stay for
-    several runs, of this one.
+    For each rank that it sent to in this run, TCP's payload in bytes, each once, and what it sent
+    again.
     """
 
     asked: str

@@ -25,10 +25,7 @@ Files = list[ProcessFile]
 def load_job(
     paths: Sequence[Path], attempt: int | None
 ) -> tuple[tuple[Process, ...], EventTable, list[str]]:  # fmt: skip
-    """Read the files in these folders: of a restarted job this attempt, by default the last.
-
-    Return also what is damaged or missing, in words.
-    """
+    """Read a job's files, of a restarted one this attempt or the last; and say what is damaged."""
     path = paths[0]
     files, problems = _read_any(paths)
     problems += readers.notes([file.imported for file in files if file.imported is not None])
@@ -222,7 +219,6 @@ def _own_ranks(files: Files) -> list[int | None]:
 
 
 def _align(files: Files) -> None:
-    """Move the events of all files to one clock."""
     readings: dict[str, list[ClockReading]] = defaultdict(list)
     for file in files:
         readings[file.clock_name] += file.clocks
@@ -239,7 +235,6 @@ def _align(files: Files) -> None:
 
 
 def _missing_processes(path: Path, files: Files, world: int) -> list[str]:
-    """Name the ranks without a file, and where other ranks know that their files are."""
     here = {file.rank for file in files if file.rank < world}
     # As many as the sentence could ever name: a damaged header may promise any number.
     most = min(world, len(here) + NAMES_SHOWN + 1)

@@ -30,7 +30,6 @@ class OtherMpiCall(Event, tag="mpi call", frozen=True, kw_only=True):
 
 
 def calls_not_read(calls: Sequence[OtherMpiCall], labels: Mapping[int, str]) -> Iterator[str]:
-    """Say of each rank how many of these it made."""
     for rank in sorted({call.rank for call in calls}):
         ops = Counter(call.op for call in calls if call.rank == rank)
         names = ", ".join(f"{op} ({count:,})" for op, count in ops.most_common())

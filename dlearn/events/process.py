@@ -27,9 +27,7 @@ class Process:
     rendezvous: list[Rendezvous] = field(default_factory=list)
     not_measured: str = ""  # Why the bytes on the wire are not known; empty where they are.
     heartbeat: Heartbeat | None = None
-    """Where the program was when it had done nothing for a while."""
     exit_status: int | None = None
-    """What the command that started it saw; below 0 the signal that killed it. None: not known."""
     stopped_ns: int | None = None
     """When, by its own clock, its cluster stopped it at work: a timeout, or another rank's fault."""
     network: Switched | None = None

@@ -23,8 +23,6 @@ Damage = dict[int, str]  # Of a line, by its number, why it cannot be used.
 
 
 class Lines(NamedTuple):
-    """Some lines of a file."""
-
     begins: list[Rows]
     """[n, 1 + numbers] for each count of numbers in a line: the line, and its numbers."""
     ends: Rows  # [n, 4]: the line, the event, at_ns and the index in `ENDED_BY`.
@@ -88,11 +86,7 @@ def _numbers(lines: bytes) -> Rows:
 def short_table(
     begins: list[Rows], events: Mapping[int, Event], unknown: dict[int, str]
 ) -> tuple[EventTable, Rows, Damage]:
-    """Return the events of all `Lines.begins`, the ends of runs that replies report, and the damage.
-
-    `events` are those that may be repeated, without their ends. An event that repeats one of an
-    `unknown` kind becomes unknown, too.
-    """
+    """Return the table of all `Lines.begins`, the ends of runs by their replies, and the damage."""
     tables, lines, damage = [of_events(())], [np.empty(0, np.int64)], Damage()
     for found in begins:
         is_unknown = np.isin(found[:, 1], list(unknown))

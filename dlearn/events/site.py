@@ -5,10 +5,7 @@ from collections.abc import Mapping
 
 
 def file_label(file: str, cells: Mapping[str, str], directory: str) -> str:
-    """Return a file's name: a notebook's cell, the path below `directory`, or its last two parts.
-
-    `cells` gives the names of notebook cells by the file name that their code was compiled under.
-    """
+    """Return a file's name: a cell's, by its file in `cells`, or the path below `directory`."""
     if file in cells:
         return cells[file]
     if file.startswith("<"):  # Made by a program, which may tell of files of its own.

@@ -95,7 +95,6 @@ class Kind:
 
     @property
     def tag(self) -> str:
-        """Return the name of the kind in a file."""
         return str(self.columns.__struct_config__.tag)
 
 

@@ -52,7 +52,6 @@ class ProcessFile(Process):
     unknown: dict[int, str] = field(default_factory=dict)
     """The numbers of the events that were left out for that, and their kinds."""
     joined: set[str] = field(default_factory=set)
-    """Where the process met others: what they all called their job there."""
     clocks: list[job_facts.ClockReading] = field(default_factory=list)
     peers: dict[int, job_facts.Peer] = field(default_factory=dict)
     device_clocks: list[job_facts.DeviceReading] = field(default_factory=list)
@@ -61,7 +60,6 @@ class ProcessFile(Process):
 
     @property
     def clock_name(self) -> str:
-        """Return the name of the file's clock; if there is none, each host has its own."""
         return self.header.clock or f"host {self.header.host}"
 
     @property
@@ -92,7 +90,6 @@ class ProcessFile(Process):
         return of_events(self.events.values()), self.short
 
     def process(self) -> Process:
-        """Return what the file says of its process, without the events."""
         facts = {each.name: getattr(self, each.name) for each in fields(Process)}
         return Process(**facts)
 

@@ -13,8 +13,7 @@ from dlearn.events.event import Count, Line
 class ChannelLink(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A connection on which a rank sends to another, in one of NCCL's channels.
 
-    `via` is NCCL's own word: "P2P/IPC/read", "NET/IB/0/GDRDMA". `use`: "ring", "tree", "send, recv", or "" where the
-    log does not say.
+    `via` is NCCL's own word, as "NET/IB/0/GDRDMA"; `use`: "ring", "tree", "send, recv" or "".
     """
 
     channel: Count
@@ -42,16 +41,13 @@ class Ring(msgspec.Struct, frozen=True, gc=False):
 
 
 class Choice(msgspec.Struct, frozen=True, gc=False):
-    """What NCCL chose for a collective of this many bytes of one rank (of a reduce-scatter: those that it gets).
-
-    `channels`: the first and the last, where that is said.
-    """
+    """What NCCL chose for a collective of so many bytes of a rank (reduce-scatter: it gets)."""
 
     op: str
     bytes: Count
     algorithm: str
     protocol: str
-    channels: tuple[Count, ...] = ()
+    channels: tuple[Count, ...] = ()  # The first and the last, where that is said.
 
 
 class Wired(Line, tag="wired", frozen=True, kw_only=True):

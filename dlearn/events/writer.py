@@ -43,7 +43,6 @@ class Writer:
 
     @property
     def begun(self) -> bool:
-        """Return whether the file has been made."""
         return self._fd is not None
 
     def _open(self) -> None:

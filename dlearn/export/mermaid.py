@@ -1,7 +1,6 @@
 """Mermaid's sequence diagrams: text that GitHub, GitLab and many editors show as a picture.
 
-Solid arrows were observed, dashed ones are derived or inferred, and a cross ends what never came. A phase is a band, a
-collective a note over its arrows.
+Solid arrows were observed, dashed ones derived or inferred; a cross ends what never came.
 """
 
 import re

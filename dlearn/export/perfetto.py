@@ -183,10 +183,7 @@ def _instant(event: Gradient | Bucket, tracks: Tracks) -> Record:
 
 
 def _arrow(message: Message, part: Operation, tracks: Tracks) -> tuple[Record, Record] | None:
-    """Return the arrow's begin in the sender's slice and its end in the receiver's.
-
-    None if it never came, an end is not in the trace, or by the clocks it came before it was sent.
-    """
+    """Return the arrow's begin and end; None if it never came, or came before it was sent."""
     ends = _ends(message, part.ends)
     if message.how == "missing" or ends is None:
         return None
@@ -218,7 +215,7 @@ def _inside(at_ns: int | None, start_ns: int, end_ns: int) -> int:
 
 
 def _in_flight(changes: Mapping[tuple[int, float], int]) -> Iterator[Record]:
-    """Return the bytes that have left each process and have not arrived, as far as arrows show: in the end 0."""
+    """Return the bytes under way from each process, as far as arrows show: in the end 0."""
     total = 0
     for (pid, ts), change in sorted(changes.items()):
         total += change

@@ -1,7 +1,7 @@
-"""A trace without names, to be sent to others: hosts, paths, addresses and names become "host-1", "file-2:14", ...
+"""A trace without names, to be sent to others: hosts, paths and names become "host-1", "file-2:14".
 
-What stays is what is listed here: words of dlearn, torch, MPI and NCCL. Every other string is replaced, everywhere by
-the same; numbers (sizes, times, ranks, lines of code) stay.
+What stays is listed here: words of dlearn, torch, MPI and NCCL; and numbers. All else is replaced,
+everywhere by the same.
 """
 
 import builtins

@@ -1,7 +1,7 @@
-"""The graph that distributed autograd goes through in one context: the pieces of all workers, joined.
+"""The graph that distributed autograd goes through in one context: pieces of all workers, joined.
 
-Each worker knows its own nodes. Where a value went to another worker, the forward pass left a send there and a recv
-here; the backward pass goes the other way: the recv sends the gradient, and the send takes it in.
+Where a value went to another worker, the forward pass left a send there and a recv here; in the
+backward pass the recv sends the gradient, and the send takes it in.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ WORKER_BITS = 48
 
 
 class Key(NamedTuple):
-    """A node, in all processes."""
-
     rank: int
     number: int
 

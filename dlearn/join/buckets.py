@@ -7,8 +7,9 @@ With skip_all_reduce_unused_params a bucket that no rank has used is left out: t
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise, takewhile
+from math import inf
 from typing import cast
 
 import numpy as np
@@ -25,22 +26,20 @@ Tables = dict[int, dict[int, Bucket]]
 
 
 def assign(whole: Selection) -> tuple[list[BucketLabel], np.ndarray]:
-    """Return what DDP's all-reduces send, and the index of it for each event: a bucket, UNKNOWN or USED_MAP.
-
-    Index 0 is nothing. Of backward passes in which the same has happened, one is looked at.
-    """
+    """Return what DDP's all-reduces send (first: nothing), and the index of it for each event."""
     table = whole.table
-    is_bucket, in_backward = table.is_a(Bucket), table.of_firsts(lambda first: first.phase == "backward")
+    backward, is_bucket = table.column("backward"), table.is_a(Bucket)
+    in_backward = table.of_firsts(lambda first: first.phase == "backward")
     is_call = table.is_a(Collective) & in_backward
     rows = np.flatnonzero(is_bucket | is_call | table.is_a(Gradient))
     rows = rows[np.lexsort((table.number[rows], table.rank[rows]))]
     shown = np.cumsum(is_bucket[rows])
     tables = _tables(table.made(rows[is_bucket[rows]]))
-    order = np.lexsort((table.number[rows], table.backward[rows], table.rank[rows]))
+    order = np.lexsort((table.number[rows], backward[rows], table.rank[rows]))
     order = order[~is_bucket[rows[order]]]
     rows, shown = rows[order], shown[order]
     happened = np.stack([table.like[rows], shown], axis=1)
-    new = (np.diff(table.backward[rows]) != 0) | (np.diff(table.rank[rows]) != 0)
+    new = (np.diff(backward[rows]) != 0) | (np.diff(table.rank[rows]) != 0)
     numbers = {BucketLabel(): 0}
     label = np.zeros(len(table), np.int32)
     seen: dict[bytes, list[int]] = {}
@@ -65,6 +64,14 @@ def _tables(shown: Sequence[Event]) -> dict[tuple[int, int], Tables]:
         latest[bucket.rank] = latest[bucket.rank] | {bucket.model: before | {bucket.index: bucket}}
         found[bucket.rank, count] = latest[bucket.rank]
     return found
+
+
+def reported_last(reported: Iterable[Bucket], number: float = inf) -> list[Bucket]:
+    """Return the buckets of a model that one rank has reported last before event `number`."""
+    table: list[Bucket] = []
+    for bucket in takewhile(lambda bucket: bucket.number < number, reported):
+        table = [bucket] if bucket.index == 0 else [*table, bucket]
+    return table
 
 
 class _Pass:

@@ -1,7 +1,6 @@
-"""What gloo does for each of torch's collectives: which rank sends which bytes to whom, step by step.
+"""What gloo does for each of torch's collectives: who sends which bytes to whom, step by step.
 
-Equal, to the byte, to what torch 2.13 puts on the wire. `length` is payload; `framed_bytes` adds gloo's framing. The
-algorithms themselves are in gloo_schedules.py.
+Equal, to the byte, to what torch 2.13 puts on the wire; `framed_bytes` adds gloo's framing.
 """
 
 from collections import Counter
@@ -63,7 +62,6 @@ def _sparse(calls: Sequence[Collective], ranks: int) -> Schedule:
 
 
 def _all_to_all(calls: Sequence[Collective], ranks: int, itemsizes: tuple[int, ...]) -> Schedule:
-    """Return the schedule of an all-to-all, from the bytes that each rank has for each."""
     if ranks * (ranks - 1) > MOST_MESSAGES:
         return unknown(ReasonKind.LONG_SCHEDULE, MOST_MESSAGES)
     rows = []

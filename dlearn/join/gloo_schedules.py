@@ -1,8 +1,7 @@
-"""Gloo's algorithms, as schedules of messages.
+"""Gloo's algorithms, as schedules of messages: ranks are group ranks, sizes bytes of payload.
 
-Read from gloo's own source (allreduce.cc, reduce.cc, broadcast.cc, allgather.cc, gather.cc, scatter.cc, alltoall.cc,
-barrier.cc). Ranks are group ranks, sizes are bytes of payload; in a group of n ranks "left" is rank r-1, "right" is
-rank r+1.
+Read from gloo's own source (allreduce.cc, reduce.cc, broadcast.cc, allgather.cc, gather.cc,
+scatter.cc, alltoall.cc, barrier.cc). "Left" is rank r-1, "right" is rank r+1.
 """
 
 from collections import defaultdict
@@ -86,10 +85,7 @@ def _segments(ranks: int, payload: int, itemsize: int) -> Segments:
 
 
 def _ring(ranks: int, payload: int, cut: Segments, *, first_chunk: int, first_step: int, steps: int) -> Iterator[Send]:
-    """Yield a ring: in step i every rank sends the i-th segment from the beginning of its first chunk on.
-
-    This decides the direction of gloo's ring: to the left. (`ring_all_gather` goes to the right.)
-    """
+    """Yield a ring to the LEFT: in step i each sends the i-th segment from its first chunk on."""
     for i in range(steps if payload else 0):
         for segment in range(i % cut.per_chunk, cut.filled, cut.per_chunk):
             rank = ((segment - i) // cut.per_chunk - first_chunk) % ranks
@@ -172,10 +168,7 @@ def star(ranks: int, payload: int, root: int, *, inward: bool) -> Iterator[Send]
 
 
 def direct(ranks: int, sizes: tuple[tuple[int, ...], ...]) -> Iterator[Send]:
-    """Yield a message from every rank to every other, even of no bytes. Each offset is in the sender's data.
-
-    `sizes` has a row for each rank, the bytes that it has for each rank; or one row that is the same for all.
-    """
+    """Yield a message from each rank to each other; `sizes` has a row for each, or for all."""
     starts = [tuple(accumulate(row, initial=0)) for row in sizes]
     for distance in range(1, ranks):
         for src in range(ranks):

@@ -15,10 +15,7 @@ from dlearn.join.tables.operation_table import Operation
 
 
 class Pass(msgspec.Struct, frozen=True):
-    """One backward pass of one model on one rank; its gradients in the order in which they came.
-
-    `number` counts the rank's backward passes through DDP models, from 0; `task` is torch's number of it.
-    """
+    """A rank's backward pass of one model, the `number`-th (from 0), `task` in torch's count."""
 
     rank: int
     number: int
@@ -27,14 +24,12 @@ class Pass(msgspec.Struct, frozen=True):
     gradients: tuple[Gradient, ...]
 
     def never_ready(self, parameters: Sequence[str]) -> tuple[str, ...]:
-        """Return the parameters whose gradient did not come in this pass."""
         came = {gradient.parameter for gradient in self.gradients}
         return tuple(name for name in parameters if name not in came)
 
 
 @once
 def passes(trace: Selection) -> dict[tuple[int, int], list[Pass]]:
-    """Return the backward passes of each rank and model, in their order."""
     ready = grouped(trace.of(Gradient), lambda each: (each.rank, each.backward, each.model))
     numbers: dict[int, dict[int | None, int]] = defaultdict(dict)
     found: dict[tuple[int, int], list[Pass]] = defaultdict(list)
@@ -45,10 +40,7 @@ def passes(trace: Selection) -> dict[tuple[int, int], list[Pass]]:
 
 
 class Unready(msgspec.Struct, frozen=True):
-    """In its backward pass number `backward_pass` (from 1) a rank never produced the gradients of `parameters`.
-
-    `begun` is False where no gradient of this model became ready in it: the rank never came that far.
-    """
+    """In `backward_pass` (from 1) these gradients never came; if it is not `begun`, none at all."""
 
     backward_pass: int
     parameters: tuple[str, ...]

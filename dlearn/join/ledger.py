@@ -1,8 +1,4 @@
-"""What each operation should have written to each connection, and between which two samples of the counters.
-
-What a rank writes to another over gloo is the payload of its messages, 96 B for each, and 48 B for
-each that comes from there (gloo.py).
-"""
+"""What each operation should have written to each connection, between which two samples."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -129,7 +125,6 @@ class Ledger:
 
     @property
     def whole(self) -> list[SampleRange]:
-        """Return, for each rank, its first sample and its last."""
         return [(rank, 0, len(meter.numbers) - 1) for rank, meter in self.meters.items()]
 
     def pairs(self, ranges: Iterable[SampleRange]) -> tuple[list[Pair], Counter[Reason]]:

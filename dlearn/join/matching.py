@@ -162,7 +162,8 @@ def _not_reached(
         rows = met.end_row[met.first[number] : met.first[number + 1]]
         event = table.firsts[table.like[rows[0]]]
         assert isinstance(event, Collective)
-        group, seq, here = groups[event.rank, event.group], int(table.seq[rows[0]]), set(table.rank[rows].tolist())
+        group, here = groups[event.rank, event.group], set(table.rank[rows].tolist())
+        seq = int(table.column("seq")[rows[0]])
         late = (rank for rank in group.members if called.get((id(group), rank), seq) < seq and rank not in here)
         if absent := {*late, *met.missing.get(number, ())}:
             missing[number] = tuple(sorted(absent))
@@ -172,7 +173,7 @@ def _not_reached(
 def _exchanges(table: EventTable, rows: Rows, group: Rows) -> Rows:
     """Return a number for each of these calls, the same for those with one number in their group."""
     refused = table.ended_by[rows] == WAS_REFUSED
-    seq = table.seq[rows]
+    seq = table.column("seq")[rows]
     if refused.any():
         # A refused call takes no number: those after it have come one too far.
         for one in {(rank, number) for rank, number in zip(table.rank[rows[refused]], group[refused], strict=True)}:

@@ -1,10 +1,9 @@
 """The messages inside NCCL's collectives, from the job's own rings as NCCL's log tells them.
 
-Read from NCCL's source (src/device/: all_reduce.h, all_gather.h, reduce_scatter.h, broadcast.h, reduce.h). Data goes
-from each rank to the next of the ring; every channel has a ring, and an equal share of the data. (NCCL cuts a share
-into many rounds of a few MB; here it goes round once.) Where the log says what NCCL chose, there are messages only for
-"RING", and they are derived. Where it does not (NCCL_DEBUG_SUBSYS without TUNING), they are inferred: of a ring, if
-NCCL chose one. For a broadcast and a reduce it has nothing else.
+Read from NCCL's source (src/device/: all_reduce.h, all_gather.h, reduce_scatter.h, broadcast.h,
+reduce.h). Every channel has a ring, and an equal share of the data. (NCCL sends a share in rounds
+of a few MB; here it goes round once.) Messages are derived where the log says that NCCL chose
+"RING", and inferred where it does not say (NCCL_DEBUG_SUBSYS without TUNING).
 """
 
 from collections.abc import Iterator

@@ -1,8 +1,8 @@
 """Operations -> messages: who sent what to whom.
 
-A send and its recv are a message that was observed, and so are the steps of a glass-box collective. Those of any other
-collective are derived from the backend's algorithm. What is said of one operation holds for all that are alike
-(`Operations.groups`): so the messages of a million are made at once, as columns.
+A send with its recv, or a step of a glass-box collective, was observed; the messages of any other
+collective are derived from the backend's algorithm. Those of a million operations that are alike
+(`Operations.groups`) are made at once, as columns.
 """
 
 from collections.abc import Iterator, Sequence
@@ -117,7 +117,6 @@ def why_unknown(operation: Operation) -> Reason | None:
 
 
 def message_count(operation: Operation) -> int:
-    """Count the messages of an operation, as far as that is known."""
     return sum([each.message_count for each in sums_of(operation)])
 
 

@@ -127,12 +127,10 @@ def _ends_like(exchanges: ExchangeTable, exchange: RpcExchange) -> tuple[RpcEnd,
 
 
 def _or(times: Column, others: Column) -> Column:
-    """Return these times, or the others where they are not known."""
     return np.where((times == NONE) | (times == 0), others, times)
 
 
 def op_of(exchange: RpcExchange) -> str:
-    """Return what was called, or else the kind of the request."""
     return (exchange.call.op if exchange.call is not None else exchange.kind) or UNKNOWN
 
 
@@ -189,7 +187,6 @@ def messages_of_exchange(operation: Operation, exchange: RpcExchange) -> Iterato
 
 
 def why_nothing_sent(exchange: RpcExchange) -> Reason | None:
-    """Return why a call was never sent; None where it was."""
     if exchange.call is None or not exchange.call.error or exchange.request is not None:
         return None
     return Reason.of(ReasonKind.CALL_FAILED, exchange.call.error)

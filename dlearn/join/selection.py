@@ -34,7 +34,6 @@ class Selection:
 
     @property
     def table(self) -> EventTable:
-        """Return all events of the job."""
         return self.whole.rows.table
 
     @property

@@ -69,10 +69,7 @@ def span_names(whole: Selection) -> dict[tuple[int, int | None], str]:
 
 @once
 def phases_by_rank(trace: Selection) -> dict[int, list[CalledPhase]]:
-    """Return the phases of each rank that ended well, by start, from the first forward on.
-
-    A forward pass begins with what DDP sends before it: buckets and buffers.
-    """
+    """Return each rank's phases that ended well; a forward begins with what DDP sends before it."""
     spans = [span for span in trace.of(PhaseSpan) if span.end_ns is not None and not span.failed]
     calls = calls_by_rank(trace) if spans else {}
     phases: dict[int, list[CalledPhase]] = defaultdict(list)

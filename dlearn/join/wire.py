@@ -36,7 +36,6 @@ class Meter:
     """Of RPC's connections: the sample from which all of them are there, and counted."""
 
     def between(self, first: int, last: int) -> Counter[Edge]:
-        """Return the bytes written from sample `first` to sample `last`."""
         before = self.totals[first]
         return Counter({edge: total - before[edge] for edge, total in self.totals[last].items()})
 

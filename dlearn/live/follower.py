@@ -1,7 +1,4 @@
-"""One rank's trace file, read while it grows: open calls, and how its last seconds were spent.
-
-Of what is new only the end is read line by line: so a fast job is not slowed down by being watched.
-"""
+"""One rank's trace file, read while it grows: only its end, so as not to slow down a fast job."""
 
 from __future__ import annotations
 

@@ -88,7 +88,6 @@ def stage_of(gate: GateServer, doing: Mapping[Name, str], hung: Iterable[Hang], 
 
 
 def position(gate: GateServer, now: Sequence[str]) -> str:
-    """Say how many calls were let through, and how many wait; if none does, what the ranks do."""
     through = f"{len(gate.passed):,} let through"
     if count := len(gate.calls):
         return f"{through}, {count_text(count, 'call')} {waits(count)} at the gate"

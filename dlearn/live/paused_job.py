@@ -290,10 +290,10 @@ def _rpc_texts(trace: Trace) -> dict[int, str]:
 
 
 def settle(gate_server: GateServer, enough: Callable[[float], object], tell: bool) -> frozenset[Name] | None:
-    """Wait until each rank waits at the gate, has ended, or is inside a call; return those that are inside.
+    """Wait until each rank waits at the gate, has ended, or is inside a call; return those inside.
 
-    None as soon as `enough`, asked with the seconds that have passed, says so, or when there is trouble. After two
-    seconds a notice may `tell` which ranks are waited for.
+    None as soon as it is `enough` (asked with the seconds passed), or there is trouble. After two
+    seconds a notice may `tell` whom it waits for.
     """
     began = changed = time.monotonic()
     said, last = False, gate_server.changes

@@ -1,7 +1,4 @@
-"""A paused job in a notebook: its stage, with each call at the gate at a rim, and buttons.
-
-With a kernel and anywidget, play/bridge.js carries new states to the page, and clicks to the job.
-"""
+"""A paused job in a notebook: its stage, with each call at the gate at a rim, and buttons."""
 
 import threading
 import time

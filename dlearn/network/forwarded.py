@@ -51,8 +51,8 @@ class CarriedRank(msgspec.Struct, frozen=True):
 class Forwarded(Result, frozen=True, kw_only=True):
     """The counts of a switch since its ranks began.
 
-    `late` and `latest` are seconds later than asked (median of the last 2,000, most), `processor` the
-    share of a core that the switch took, `most` the bit/s that it forwarded while it was at its limit.
+    `late` and `latest` are seconds later than asked (median, most), `processor` the share of a
+    core, `most` the bit/s that it forwarded while it was at its limit.
     """
 
     network: str

@@ -54,7 +54,6 @@ class Link:
         return given if isinstance(given, Link) else cls().changed(given)
 
     def changed(self, words: str) -> Link:
-        """Return this link with what the words change."""
         return replace(self, **parse(words))
 
     def __str__(self) -> str:

@@ -1,11 +1,10 @@
-"""The switch: a process that carries every packet between ranks with its path's rate, latency, queue.
+"""The switch: a process that carries packets between ranks with their path's rate, latency, queue.
 
-A program of the standard library alone: its first line, behind the ranks' TUNs, names the ports and the
-routes; each later line is a command, and has an answer. It ends when its connection closes.
-
-A packet enters a port, waits until those before it have left (or is dropped from a full queue), leaves
-at the port's rate, and is at the next port after the latency. That begins to pass it on before its last
-byte has come, unless it is faster: so a path of two equal ports takes as long as one link.
+It needs the standard library alone: its first line, behind the ranks' TUNs, names ports and routes;
+each later line is a command, and has an answer. A packet enters a port, waits until those before it
+have left (or is dropped from a full queue), leaves at the port's rate, and is at the next port
+after the latency. That begins to pass it on before its last byte has come, unless it is faster: so
+a path of two equal ports takes as long as one link.
 """
 
 import ctypes

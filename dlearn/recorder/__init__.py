@@ -1,8 +1,4 @@
-"""Record what this process sends: `with dlearn.record("traces/ddp"):`.
-
-Installs the hooks, stamps what they report with number, time, thread and enclosing span, appends it to this process's
-file, and undoes everything at the end.
-"""
+"""Record what this process sends: `with dlearn.record("traces/ddp"):`."""
 
 import atexit
 import itertools

@@ -1,8 +1,8 @@
-"""Prints the sentence of a hang (diagnosis/hang_report.py) while it lasts: who waits for whom, at which call.
+"""Prints the sentence of a hang (diagnosis/hang_report.py) while it lasts: who waits for whom.
 
-A thread looks now and then whether anything was reported. If nothing was for a while, it notes where the program is. If
-the program is inside a call as well, it reads the files of all processes of this host, and the lowest of the ranks that
-wait prints what they say.
+If nothing was reported for a while, a thread notes where the program is. If the program is inside a
+call as well, it reads the files of all processes of this host, and the lowest rank that waits
+speaks.
 """
 
 import sys

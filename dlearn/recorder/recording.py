@@ -172,7 +172,6 @@ class Recording(Host):
                 notice(f"{problem}. The program goes on; {others}.")
 
     def function_ended(self, error: str) -> None:
-        """Note that the function that a cluster called has returned, or raised `error`."""
         self.fact(Heartbeat(at_ns=_clock(), ended=error or RETURNED))
 
     def exiting(self) -> None:

@@ -1,7 +1,4 @@
-"""What `dlearn run` asks of the processes of its job, how each is recorded, and how it ends.
-
-One environment variable says it, which their children inherit. They attach after `import torch`.
-"""
+"""What `dlearn run` asks of its job's processes, by one variable; how each is recorded and ends."""
 
 from __future__ import annotations
 

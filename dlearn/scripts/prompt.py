@@ -1,7 +1,4 @@
-"""`dlearn run --hold`: the job's calls wait at the gate, and a prompt on the terminal lets them through.
-
-Commands are lines of the standard input, or keys of a terminal; at its end the gate opens for good.
-"""
+"""`dlearn run --hold`: a prompt lets the job's calls through the gate, by lines or single keys."""
 
 import os
 import select

@@ -1,7 +1,7 @@
 """`dlearn run --network`: torchrun's ranks on a network that was chosen.
 
-A rank enters a network namespace of its own when its Python starts (site/sitecustomize.py). It asks
-for it over a socket's file, which leads out of the namespace, and waits until all are connected.
+A rank asks for its network namespace over a socket's file when its Python starts
+(site/sitecustomize.py), and waits until all are connected.
 """
 
 from __future__ import annotations

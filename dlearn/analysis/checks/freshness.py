@@ -1,7 +1,6 @@
 """Is what travels new? Checksums show a ring that sends zeros, or the same chunk again.
 
-The messages are replayed, in an order in which they can have happened, and with them what each rank
-knew: which data it had sent or received, and which ranks it had heard of.
+Messages are replayed in a possible order, with what each rank had sent, received, and heard of.
 """
 
 import zlib

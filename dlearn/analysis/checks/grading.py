@@ -1,9 +1,6 @@
 """Is the traffic the one that was asked for? For the tests of a course, and for pytest.
 
-    assert_traffic(run.trace, op="send", bytes_per_rank=2 * (n - 1) / n * size, pattern="ring")
-
-It returns nothing, or raises TrafficError: the finding in one sentence, then what was expected
-beside what was seen.
+assert_traffic(run.trace, op="send", bytes_per_rank=2 * (n - 1) / n * size, pattern="ring")
 """
 
 from collections import Counter
@@ -147,11 +144,7 @@ def _why_unfit(operation: Operation, trace: Trace) -> str:
 
 @dataclass(frozen=True)
 class _Plan:
-    """The request of the caller for one unit, and the traffic that was seen.
-
-    `wanted` is what each rank should send, None where any number of bytes is right. `pairs` is who
-    should send to whom: of the ways to form the pattern, the one that is nearest to what was seen.
-    """
+    """What was asked of a unit, and seen; `pairs`: of the ways to form the pattern the nearest."""
 
     unit: Unit
     seen: Traffic

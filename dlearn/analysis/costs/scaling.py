@@ -1,7 +1,7 @@
-"""How each message grows with the batch.
+"""How each message grows with the batch, over runs of the same job with other batch sizes B.
 
-The same job is recorded once for each batch size B. What is the same message in all runs gets a line: its
-payload is constant + slope * B. Slopes are fractions, so a line fits to the byte or not at all.
+A message's payload is constant + slope * B. Slopes are fractions: it fits to the byte or not at
+all.
 """
 
 from collections import Counter
@@ -50,7 +50,6 @@ class ScalingLine(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def varies(self) -> bool:
-        """Return whether its tensors depend on the size."""
         return self.slope != 0 or not self.exact
 
     @property
@@ -98,7 +97,6 @@ class Scaling(Result, frozen=True, kw_only=True):
 
     @property
     def growing(self) -> tuple[ScalingLine, ...]:
-        """Return those that depend on the size."""
         return tuple(line for line in self.lines if line.known and line.varies)
 
     @property
@@ -224,10 +222,7 @@ def _line(between: str, same: Sequence[Message], sizes: Sizes) -> ScalingLine:
 
 
 def _shapes(same: Sequence[Message], sizes: Sizes, slope: Fraction) -> list[str]:
-    """Say what travels, as in "gradient float32[B, 8, 16]", and which factors make the slope.
-
-    The factors are empty where the shapes do not make it, as of a sparse or an expanded tensor.
-    """
+    """Say what travels ("gradient float32[B, 8, 16]"), and which factors make the slope."""
     carried = [message.carried for message in same]
     if len({tuple(len(each.shape) for each in tensors) for tensors in carried}) > 1:
         return [same[0].what, ""]

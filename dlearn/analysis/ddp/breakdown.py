@@ -25,10 +25,7 @@ _HEAD = "forward", "backward", "exposed transfer", "exposed waiting", "optimizer
 
 
 class Breakdown(Result, frozen=True):
-    """The parts of each training step on each rank.
-
-    `note` is what a reader must know of a GPU's or a held job's times; else empty.
-    """
+    """The parts of each training step on each rank; `note`: of a GPU's or a held job's times."""
 
     items: tuple[TrainingStep, ...]
     labels: RankNames
@@ -36,10 +33,7 @@ class Breakdown(Result, frozen=True):
 
     @property
     def middle(self) -> tuple[TrainingStep, ...]:
-        """Return all ranks of the step of median length, among those that most ranks took part in.
-
-        A step is as long as on its longest rank; of two in the middle it is the shorter one.
-        """
+        """Return all ranks of the step of median length, which is that of its longest rank."""
         steps = by_number(self.items)
         most = max(map(len, steps), default=0)
         whole = [step for step in steps if len(step) == most]

@@ -1,20 +1,20 @@
 """DDP's buckets over time: when each gradient was ready, and when its bucket was sent and done.
 
-Ready, launched and done are observed. Which all-reduce sends which bucket is inferred (buckets.py);
-where that is not known, the bucket has no times, and `unknown_calls` counts the calls.
+These are observed. Which all-reduce sends which bucket is inferred (buckets.py), or not known.
 """
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, takewhile
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from dlearn.analysis.ddp.step_clock import clock_note, on_device
 from dlearn.events.event import Bucket, Collective, Gradient
-from dlearn.join.buckets import UNKNOWN
+from dlearn.join.buckets import UNKNOWN, reported_last
 from dlearn.join.columns import grouped
 from dlearn.join.gradients import Pass, passes
 from dlearn.join.joining import operations
@@ -86,10 +86,7 @@ class BucketTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BucketTimes(Result, frozen=True):
-    """Every bucket of every backward pass, by pass, rank and bucket.
-
-    `unknown_calls` counts all-reduces of unknown bucket. `note` says so where times are a GPU's.
-    """
+    """Every bucket of every backward pass, and how many all-reduces were of unknown bucket."""
 
     items: tuple[BucketTime, ...]
     labels: RankNames
@@ -232,7 +229,7 @@ def bucket_times(trace: Trace) -> BucketTimes:
             continue
         begins_ns = _begin_ns(trace.whole, rank, gradients[0].start_ns)
         step = names.get((rank, gradients[0].parent), "")
-        for bucket in _table_at(reported[rank, model], gradients[0].number):
+        for bucket in reported_last(reported[rank, model], gradients[0].number):
             its_calls = calls[rank, backward.task, model, bucket.index]
             items.append(_timed(backward, bucket, step, begins_ns, its_calls))
     items.sort(key=lambda item: (item.backward, item.rank, item.model, item.index))
@@ -250,20 +247,19 @@ def _begin_ns(trace: Trace, rank: int, at_ns: int) -> int:
     return at_ns
 
 
-def _table_at(reported: Sequence[Bucket], number: int) -> list[Bucket]:
-    """Return the buckets that were reported last before this event."""
-    table: list[Bucket] = []
-    for bucket in takewhile(lambda bucket: bucket.number < number, reported):
-        table = [bucket] if bucket.index == 0 else [*table, bucket]
-    return table
-
-
 def _timed(backward: Pass, bucket: Bucket, step: str, begins_ns: int, calls: Calls) -> BucketTime:
     """Measure one bucket; of several calls, as of a hook, from the first launch to the last end."""
     names = {*bucket.parameters}
     own = [gradient for gradient in backward.gradients if gradient.parameter in names]
     ready = tuple((gradient.parameter, gradient.start_ns) for gradient in own)
-    bare = BucketTime(
+    sent: dict[str, Any] = {}
+    if calls:
+        operation, end = min(calls, key=lambda call: call[1].start_ns)
+        ends = [each.end_ns for _, each in calls]
+        sent = {"launched_ns": end.start_ns, "last_arrival_ns": waited_until_ns(operation, end)}
+        sent["done_ns"] = None if None in ends else max(each or 0 for each in ends)
+        sent |= {"last_rank": operation.last_rank, "missing": operation.missing}
+    return BucketTime(
         rank=backward.rank,
         backward=backward.number,
         step=step,
@@ -275,16 +271,5 @@ def _timed(backward: Pass, bucket: Bucket, step: str, begins_ns: int, calls: Cal
         begins_ns=begins_ns,
         ready=ready,
         never_ready=backward.never_ready(bucket.parameters),
-    )
-    if not calls:
-        return bare
-    operation, end = min(calls, key=lambda call: call[1].start_ns)
-    ends = [each.end_ns for _, each in calls]
-    return msgspec.structs.replace(
-        bare,
-        launched_ns=end.start_ns,
-        last_arrival_ns=waited_until_ns(operation, end),
-        done_ns=None if None in ends else max(each or 0 for each in ends),
-        last_rank=operation.last_rank,
-        missing=operation.missing,
+        **sent,
     )

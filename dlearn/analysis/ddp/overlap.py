@@ -1,8 +1,7 @@
 """How much of the communication is hidden behind the backward pass, and what a step waited for.
 
 Hidden is what happens while gradients of the same pass are still to come, and the program does not
-wait in a call. (A hook that calls without waiting, and then waits, is not distinguished.) Where one
-bucket travels and another one waits for a late rank, something travels.
+wait in a call. (A hook that calls without waiting, and then waits, is not distinguished.)
 """
 
 from collections import Counter
@@ -49,10 +48,7 @@ class StepOverlap(msgspec.Struct, frozen=True):
 
 
 class Overlap(Result, frozen=True):
-    """The communication of each training step: hidden and exposed, and the critical path.
-
-    `note`: whose times they are, where they are a GPU's, and which waiting was the gate's.
-    """
+    """The communication of each training step: hidden and exposed, and the critical path."""
 
     steps: tuple[StepOverlap, ...]
     labels: RankNames

@@ -63,10 +63,7 @@ def _moved(event: Event, span: DeviceSpan | None) -> Event:
 
 
 def clock_note(trace: Trace, launched: str = "") -> str:
-    """Say that the times are the GPUs', and by how much they may be wrong.
-
-    Of a host's times return `launched`, or say why a program that makes a DDP model shows no step.
-    """
+    """Say that times are the GPUs', and their error; else `launched`, or why no step is seen."""
     if on_device(trace) is trace:
         return launched or _unseen_note(trace)
     spans = [span for process in trace.processes for span in process.device_spans.values()]
@@ -76,16 +73,12 @@ def clock_note(trace: Trace, launched: str = "") -> str:
 
 
 def step_note(trace: Trace, launched: str = "") -> str:
-    """Say whose clock the times are from, and which waiting was the gate's of a held job."""
     return f"{clock_note(trace, launched)} {gate_note(trace)}".strip()
 
 
 @once
 def gate_note(trace: Trace) -> str:
-    """Write "Held: rank 1 stood 2.01 s at the gate, and 2.00 s of the waiting for it were the gate's".
-
-    In a job with breakpoints a rank may be late because its call was paused; "" of any other job.
-    """
+    """Write "Held: rank 1 stood 2.01 s at the gate, and ..."; "" of a job without breakpoints."""
     lasting: dict[int, list[Interval]] = defaultdict(list)
     for span in trace.of(Span):
         if span.held and span.end_ns is not None:

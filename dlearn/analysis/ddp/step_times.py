@@ -32,11 +32,7 @@ _ROWS_SHOWN = 12
 
 
 class StepOnRank(NamedTuple):
-    """One step on one rank, in ns.
-
-    `length_ns` is None where the rank never finished it; `waited_ns` where it was not observed how
-    long it waited for others.
-    """
+    """One step on one rank, in ns; None: it never finished, or its waiting was not observed."""
 
     start_ns: int
     length_ns: int | None
@@ -44,10 +40,7 @@ class StepOnRank(NamedTuple):
 
 
 class Late(NamedTuple):
-    """The ranks that others waited for in a step, for how many ns, and in which bucket, if in one.
-
-    Several only where they came at the same nanosecond, or not at all; 0 ns where they still do.
-    """
+    """The ranks that others waited for: several if they came at once, or (0 ns) not at all."""
 
     ranks: tuple[int, ...]
     waited_ns: int
@@ -306,7 +299,6 @@ def _measure_waits(steps: Sequence[RunStep], trace: Trace) -> None:
 
 
 def _run_step(of_ranks: Sequence[TrainingStep], numbers: Sequence[int]) -> RunStep:
-    """Put the step's ranks side by side, with the rank that the longest wait was for."""
     cells = {one.rank: StepOnRank(one.start_ns, one.total_ns, one.waited_ns) for one in of_ranks}
     late = _longest(call for each in of_ranks for call in each.calls)
     return RunStep(of_ranks[0].title, numbers[of_ranks[0].number], cells, late)
@@ -326,10 +318,7 @@ def _late(operation: Operation, waited_ns: int) -> Late:
 
 
 def _mark(hang: Hang, over: dict[int, bool], steps: list[RunStep]) -> None:
-    """Mark the step in which the ranks are stuck, of which nothing else may have been seen.
-
-    `over` says of each rank whether all of its last step was seen.
-    """
+    """Mark the step in which ranks are stuck; `over`: whether all of a rank's last one was seen."""
     for end in hang.operation.ends:
         began = [index for index, step in enumerate(steps) if end.rank in step.cells]
         if end.rank not in hang.waiting or not began:

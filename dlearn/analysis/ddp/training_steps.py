@@ -1,10 +1,9 @@
 """The table of training steps: what each rank did when, in each step of a DDP program.
 
-Forward, backward, optimizer and gradients are observed. A step ends with the optimizer's; in a
-program that calls none, with a backward pass in which DDP sends something. All of DDP's operations
-are over when the pass returns that launched them (it waits for them), so an end that was reported
-later is taken to be then. Calls that wait at once are counted, too; of the program's other calls it
-is not seen who waits for them, and when.
+A step ends with the optimizer's; in a program that calls none, with a backward pass in which DDP
+sends something. All of DDP's operations are over when the pass returns that launched them, so an
+end that was reported later is taken to be then. Of the program's own calls only those that wait at
+once are counted: of others it is not seen who waits for them.
 """
 
 from bisect import bisect_right
@@ -30,10 +29,7 @@ COMMUNICATION: tuple[Phase, ...] = ("hidden", "transfer", "waiting")
 
 
 class StepCall(NamedTuple):
-    """One rank's part in an operation: it waits for the last rank, from `last_arrival_ns` on it sends.
-
-    `end_ns` is None where the end was not observed; then nothing is known of its waiting either.
-    """
+    """A rank's part in an operation: it sends from `last_arrival_ns`. No `end_ns`: not seen."""
 
     operation: Operation
     start_ns: int
@@ -83,8 +79,7 @@ class Part(NamedTuple):
 class TrainingStep(msgspec.Struct, frozen=True, kw_only=True):
     """One step on one rank: its rows, which follow each other without a gap.
 
-    `number` counts the rank's steps from 0; `title` is the user's span around it, if any. `calls`
-    are DDP's own operations and calls that waited; `others` counts the program's other calls.
+    `number` counts from 0; `calls` are DDP's own and those that waited; `others` counts all others.
     """
 
     number: int
@@ -156,7 +151,6 @@ def by_number(steps: Sequence[TrainingStep]) -> list[list[TrainingStep]]:
 
 
 def last_step(trace: Trace) -> str:
-    """Return the last of the user's spans whose name begins with "step"; "" where none does."""
     names = dict.fromkeys(span.name for span in trace.of(Span) if not span.of_profiler)
     return next((name for name in reversed(names) if name.startswith("step")), "")
 
@@ -176,12 +170,10 @@ def training_steps(trace: Trace) -> tuple[TrainingStep, ...]:
 
 
 def _blocks(end: End) -> bool:
-    """Return whether the program's thread waited inside the call, or its stream on a GPU did.
-
-    (A reduce_scatter's end is seen by a later wait, too.)
-    """
+    """Return whether the program's thread waited inside the call, or its stream on a GPU did."""
     if not isinstance(end, Collective):
         return False
+    # A reduce_scatter's end is seen by a later wait, too.
     on_host = end.ended_by == "wait" and not end.thread and "reduce_scatter" not in end.op
     return on_host or end.ended_by == CUDA_EVENT_IN_LINE
 

@@ -1,8 +1,7 @@
 """What ranks do by themselves between messages.
 
-In a pipeline, a rank's spans F0, F1, ... and B0, B1, ... are the forward and the backward passes of
-micro-batch 0, 1, ... Between the two the stage keeps what the backward pass needs. This is inferred
-from the names. Of torch's schedules a hook reports such spans (hooks/pipeline_passes.py).
+In a pipeline, a rank's spans F0 and B0 (the user's, or of hooks/pipeline_passes.py) are the passes
+of micro-batch 0. What the stage keeps between the two is inferred from the names.
 """
 
 import re
@@ -187,11 +186,7 @@ _SHARES = {"": 0.0, "open": 0.3, "has gradients": 1.0, "step is done": 0.6}
 
 
 def contexts(trace: Trace, messages: Sequence[Message], walk: WalkParts) -> None:
-    """Follow which contexts each worker holds, and whether gradients are in them.
-
-    A worker knows of a context from the first call with its number; gradients are there after a
-    backward pass.
-    """
+    """Follow which contexts each worker holds, from the first call on, and which have gradients."""
     begun = _from_the_first_on(trace, messages)
     numbers: dict[int, int] = {}
     held: dict[tuple[int, int], str] = defaultdict(str)

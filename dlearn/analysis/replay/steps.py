@@ -19,10 +19,7 @@ EventKey = tuple[int, int | None]
 
 
 class Change(msgspec.Struct, frozen=True):
-    """A change of what `rank` holds at an index of a panel; "" is nothing. `share` is from 0 to 1.
-
-    `owners` are the ranks whose part is in it, where that is known.
-    """
+    """A change of what `rank` holds at an index of a panel: "" is nothing, `share` is 0 to 1."""
 
     panel: str
     rank: int
@@ -35,8 +32,7 @@ class Change(msgspec.Struct, frozen=True):
 class StatePanel(msgspec.Struct, frozen=True):
     """The state of one thing on each rank, by index: pieces of a tensor, or buckets of a model.
 
-    `start` is what ranks hold before the first step. A `lasting` panel stays in sight; the others
-    belong to one `operation`, in pieces that are known by their numbers.
+    `start` is before the first step. Unless it is `lasting`, a panel belongs to one `operation`.
     """
 
     title: str
@@ -83,10 +79,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Walkthrough(msgspec.Struct, frozen=True, kw_only=True):
-    """All steps in their order.
-
-    `notes` tell what signs mean, what is inferred or left out; `labels`: the ranks, from the left.
-    """
+    """All steps in their order; `notes` say what signs mean, and what is inferred or left out."""
 
     title: str
     steps: tuple[Step, ...]

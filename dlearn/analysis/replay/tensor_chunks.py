@@ -1,11 +1,10 @@
 """Whose part is in which piece of the data: a collective's messages, replayed.
 
-No value is recorded, so this is inferred: a message says which bytes of the whole it carries, and what its sender can
-have had in them by then. In a sum (all_reduce, reduce, reduce_scatter) every rank begins with its own share of each
-piece; a receiver adds what comes from others, and takes over what already has its own share in it. Where parts would be
-counted twice, it is not known from outside what the rank made of them: "?".
-
-Only operations that are known in full from their beginning are replayed: one unseen message may change what follows.
+This is inferred, as no value is recorded: a message says which bytes it carries, and what its
+sender can have had in them by then. In a sum every rank begins with its own share of each piece; a
+receiver adds what comes from others, and takes over what already has its own share in it. Where
+parts would be counted twice, it is not known what the rank made of them: "?". Only operations that
+are known in full from their beginning are replayed: one unseen message may change what follows.
 """
 
 from bisect import bisect_left, bisect_right
@@ -73,7 +72,8 @@ def pieces(trace: Trace, messages: Sequence[Message], walk: WalkParts) -> None:
 def _from_the_beginning(operation: Operation, shown: Sequence[Message]) -> bool:
     """Return whether these are all messages of the operation, or the first of them.
 
-    Of an observed step only the sender knows its part; what ranks without files sent each other is not known."""
+    Of an observed step only the sender knows its part.
+    """
     if shown[0].how != "derived" and (operation.unseen or any(each.sent_ns is None for each in shown)):
         return False
     if len(shown) == message_count(operation):
@@ -190,16 +190,11 @@ def _contents(messages: Sequence[Message], cuts: Sequence[int], begin: Holding) 
 
 
 Moments = tuple[int, tuple[int, ...], int, tuple[int, ...] | None]
-"""A message's sender and when it leaves, its receiver and when it arrives (None: not seen).
-
-Times are by the ranks' own clocks."""
+"""Sender, when it leaves, receiver, when it arrives (None: not seen), by the ranks' own clocks."""
 
 
 def replay(messages: Iterable[Moments]) -> Iterator[tuple[int, bool]]:
-    """Yield (index of a message, whether it arrives): each rank's in its own order, and no arrival too early.
-
-    Where no order fits, the earliest comes next.
-    """
+    """Yield (index, whether it arrives) in each rank's order; if none fits, the earliest next."""
     messages, own = [*messages], defaultdict[int, list[tuple[tuple[int, ...], bool, int]]](list)
     for index, (src, left, dst, arrived) in enumerate(messages):
         own[src].append((left, False, index))

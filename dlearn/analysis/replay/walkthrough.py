@@ -91,7 +91,7 @@ def walkthrough(
 def _played(trace: Trace, found: Messages) -> tuple[Trace, Sequence[Message], str, int]:
     """Choose all if few came, else the last step in which all came, or what led to a hang.
 
-    Return the trace of what ranks do meanwhile, the messages, a title, and how many are left out.
+    Return also the trace of what ranks do meanwhile, a title, and how many messages are left out.
     """
     missing = found.missing
     if len(found) - missing.sum() <= MOST_MESSAGES:
@@ -131,7 +131,6 @@ _Part = tuple[str, Trace, Rows]
 
 
 def _collectives_from_the_last(trace: Trace, found: Messages) -> Iterator[_Part]:
-    """Yield each collective that can be played, the last first."""
     asked = found.operations
     counts = np.bincount(found.columns.operation, minlength=len(asked))
     is_collective = asked.table.is_collective[asked.rows]
@@ -202,7 +201,6 @@ def _never_came(trace: Trace, messages: Iterable[Message]) -> Iterator[Step]:
 def _message_steps(
     shown: Sequence[Message], tags: Mapping[int, str], walk: WalkParts, trace: Trace
 ) -> Iterator[Step]:  # fmt: skip
-    """Yield a step for each message, with what it changes."""
     where, marks = program_parts(trace.whole), _tag_marks(shown, tags)
     for index, message in enumerate(shown):
         mark, words = marks[index], walk.words.get(index)
@@ -245,7 +243,6 @@ def _with_parts(steps: Sequence[Step]) -> list[Step]:
 
 
 def _notes(count: int, shown: Sequence[Message], found: Messages | None) -> list[str]:
-    """Say what the lines mean, and what is not shown."""
     used = {message.how for message in shown}
     lines = [f"{line} = {how}" for how, line in _LINES.items() if how in used]
     notes = [f"Lines: {', '.join(lines)}."] if lines else []

@@ -29,10 +29,7 @@ PhaseMessages = list[tuple[str, Message]]  # Messages, each with its phase.
 
 
 class IterationStep(msgspec.Struct, frozen=True, kw_only=True):
-    """One message of an iteration, in words, and that of each trainer: the same one for all, if `messages` has all.
-
-    `from_driver`: the worker that drives the iteration sends it; else it is sent to it, or between others.
-    """
+    """A message of an iteration, in words, and that of each trainer; from a driver, or to it."""
 
     phase: str
     op: str

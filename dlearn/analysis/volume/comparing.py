@@ -24,8 +24,6 @@ class Amount(NamedTuple):
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """One kind of traffic in the two runs, `a` and `b`."""
-
     a: Amount
     b: Amount
 
@@ -40,11 +38,10 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 class Comparison(Result, frozen=True, kw_only=True):
-    """The traffic of the runs `a` and `b`: in all, by (phase, operation), and by (sender, receiver).
+    """The traffic of two runs: in all, by (phase, operation), and by (sender, receiver).
 
-    Ranks go by their labels: two runs need not have the same ones. `unexplained` operations, whose messages are not
-    known, are in no count; nor are messages that never came. `waiting` has, of each step, the share
-    of its ranks' time that waited for others.
+    `unexplained` operations, and messages that never came, are in no count. `waiting` has, of each
+    step, the share of its ranks' time that waited for others.
     """
 
     names: tuple[str, str]

@@ -33,12 +33,7 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sums(msgspec.Struct, frozen=True):
-    """Sums of messages that are too many to look at one by one.
-
-    By how they are known: the `count` of those that have their times, and the `arrows` that these
-    would need, one for each pair of ranks in an operation. `unexplained` counts the operations
-    whose messages are not known, by reason.
-    """
+    """Sums by how messages are known: the `count` of those with times, and an arrow a pair."""
 
     count: Counter[How]
     arrows: Counter[How]

@@ -1,7 +1,4 @@
-"""Payload, predicted wire, measured wire, residue: do the backend's algorithms say what the kernel counted?
-
-Compared for the whole recording, for each span, and with `measure="phase"` for each operation.
-"""
+"""Payload, predicted wire, measured wire, residue: do algorithms say what the kernel counted?"""
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
@@ -23,15 +20,12 @@ _SIZES = "payload_bytes", "predicted_bytes", "observer_bytes", "measured_bytes",
 
 
 class WirePart(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of the recording: all of it, a span, or an operation. `note` says what keeps it from being exact.
-
-    `measured`: whether anything was. Without it, that nothing is predicted does not mean that nothing was sent.
-    """
+    """A part of the recording: all, a span, an operation; `note`: why it is not exact."""
 
     what: str
     pairs: tuple[Pair, ...]
     note: str = ""
-    measured: bool = True
+    measured: bool = True  # Whether anything was counted.
 
     @property
     def payload_bytes(self) -> int:
@@ -80,10 +74,7 @@ class WirePart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reconciliation(Result, frozen=True, kw_only=True):
-    """Predicted and measured bytes, for the `whole` and for its `parts`.
-
-    `not_measured` says why nothing was measured, or is empty. `exact`: measured, and every residue of the whole is 0.
-    """
+    """Predicted and measured bytes, of the `whole` and its `parts`; or why none were measured."""
 
     whole: WirePart
     parts: tuple[WirePart, ...]

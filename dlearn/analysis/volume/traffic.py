@@ -36,7 +36,6 @@ class Matrix(Result, frozen=True):
 
     @property
     def sizes(self) -> dict[Edge, int]:
-        """Return the bytes by (sender, receiver)."""
         raise NotImplementedError
 
     def not_known(self) -> Iterator[str]:
@@ -48,11 +47,9 @@ class Matrix(Result, frozen=True):
         return sum(self.sizes.values())
 
     def bytes_from(self, *, rank: int) -> int:
-        """Return the bytes that this rank sent."""
         return sum(size for (src, _), size in self.sizes.items() if src == rank)
 
     def bytes_to(self, *, rank: int) -> int:
-        """Return the bytes that were sent to this rank."""
         return sum(size for (_, dst), size in self.sizes.items() if dst == rank)
 
     def records(self) -> Iterator[dict[str, object]]:

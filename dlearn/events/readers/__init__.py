@@ -1,7 +1,4 @@
-"""Files of other tools, as a trace of ours: each format has a file here, which tells its own by what is in it.
-
-A reader takes the files of a job one by one, and gives for each rank the lines that our own file of it would have.
-"""
+"""Files of other tools, as a trace of ours: each format has a file here, which knows its own."""
 
 from __future__ import annotations
 
@@ -104,7 +101,6 @@ def translate(paths: Sequence[Path], folder: Path) -> list[str]:
 
 
 def _refusal(paths: Sequence[Path], taken: dict[Path, Reader | str]) -> TraceError:
-    """Return the error for files that no reader has taken."""
     for path, of in taken.items():
         if isinstance(of, str) and of:
             where = "(what is read: docs/from-your-cluster.md)"

@@ -139,8 +139,6 @@ def _dump(path: Path, data: bytes) -> Dump | None:
 
 
 class _Dumps:
-    """What the dumps of all ranks say together."""
-
     def __init__(self, dumps: list[Dump]) -> None:
         self.dumps = dumps
         calls = [(dump, entry) for dump in dumps for entry in dump.entries]
@@ -193,8 +191,7 @@ class _Dumps:
     def _reached(self, dump: Dump) -> list[tuple[Key, Reached]]:
         """Return how far this rank came in each group.
 
-        A status has a number, and only calls say of which group. For a number without calls here it
-        is inferred: the one group that other ranks have under it, if this rank is a member.
+        A status has a number, and only calls say of which group; without one here, it is inferred.
         """
         own = {str(entry.pg_id): entry.group for entry in dump.entries}
         found: list[tuple[Key, Reached]] = []

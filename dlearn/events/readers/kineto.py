@@ -189,9 +189,8 @@ def _add(rank: ForeignRank, group: str, said: Said, start_ns: int, end_ns: int) 
 def compare_clocks(ranks: Sequence[Lines]) -> None:
     """Compare the clocks of hosts by what ends on all ranks at once, such as an all-reduce.
 
-    Its kernels end within microseconds of each other on all ranks of a host. So the median
-    difference of the ends is by how much two clocks differ, the largest deviation the error.
-    Each host's first rank gets a reading against the first host, through others if need be.
+    The median difference of the ends of its kernels is by how much two clocks differ, the largest
+    deviation the error. Each host is compared with the first, through others if need be.
     """
     ends: dict[str, dict[tuple[str, int, str], list[int]]] = defaultdict(lambda: defaultdict(list))
     lines_of = {header.host: lines for header, lines in reversed(ranks)}

@@ -75,7 +75,6 @@ class NcclLog(Log):
 
     @cached_property
     def _job(self) -> list[Communicator]:
-        """Return its communicators, each with its connections."""
         found: dict[tuple[str | int, ...], list[Comm]] = defaultdict(list)
         for comm in self.comms:
             found[comm.key].append(comm)
@@ -165,7 +164,6 @@ class NcclLog(Log):
         return found
 
     def told_beside(self) -> str:
-        """Say what was taken from it for other files' groups."""
         groups = {each.group for each in self._given}
         rings = sum(len(ring.channels) for each in self._given for ring in each.rings)
         return (

@@ -109,8 +109,6 @@ class Comm:
 
 
 class Log:
-    """What the lines of a job's log say, file by file."""
-
     def __init__(self) -> None:
         self.comms: list[Comm] = []
         self.open: list[ThreadPart] = []

@@ -1,7 +1,8 @@
-"""OTF2 archives (Score-P, EZTrace, Vampir): one for all ranks of an MPI job. Read by the package `otf2`, an extra.
+"""OTF2 archives (Score-P, EZTrace, Vampir): one for all ranks of an MPI job. Needs `otf2`.
 
-Times are those of one clock, to which the writer has moved them. Ranks in records are those in the communicator. A call
-begins where its region is entered; of one that does not block, begin and end stand in two records with one number.
+Times are those of one clock. Ranks in records are those in the communicator. A call begins where
+its region is entered; of one that does not block, begin and end stand in two records with one
+number.
 """
 
 import os
@@ -37,8 +38,6 @@ MOST_SECONDS, MOST_MEMORY = 300, 16 << 30  # For one archive.
 
 
 class Otf2:
-    """The archive of a job."""
-
     def __init__(self) -> None:
         self._anchors: list[Path] = []
 
@@ -92,8 +91,6 @@ def tell() -> None:
 
 
 class _MpiRank(ForeignRank):
-    """What has been read of one rank so far."""
-
     def __init__(self, location: Any, rank: int, world_size: int) -> None:
         super().__init__(SOURCE, rank, world_size)
         self.location = location
@@ -123,8 +120,6 @@ class _MpiRank(ForeignRank):
 
 
 class _MpiJob:
-    """The ranks of an archive, and what its definitions say."""
-
     def __init__(self, archive: Any) -> None:
         definitions = archive.definitions
         clock = definitions.clock_properties

@@ -76,7 +76,6 @@ class ForeignRank:
         self._turns: Counter[tuple[str, str]] = Counter()
 
     def add_group(self, name: str, backend: str, ranks: Sequence[int], *, default: bool) -> None:
-        """Add a group of these global ranks, of which this rank is one."""
         self.groups[name] = GroupFact(
             name=name, backend=backend, rank=ranks.index(self.rank), size=len(ranks),
             ranks=tuple(ranks), default=default,
@@ -87,7 +86,6 @@ class ForeignRank:
         seq: int = -1, peer: int = -1, tag: int = 0, root: int | None = None,
         splits: tuple[int, ...] = (), **common: Any,
     ) -> None:  # fmt: skip
-        """Add a call; without a number in its group (`seq`) it is the next one there."""
         kind = op if op in ("send", "recv") else ""
         self._turns[group, kind] += 1
         seq = seq if seq >= 0 else self._turns[group, kind]

@@ -1,8 +1,4 @@
-"""The table of exchanges: one row for each request over RPC, as columns of numbers.
-
-A row becomes an `RpcExchange` when it is looked at. Rows that differ only in their numbers and
-times form a group: what is the same for all of a group is worked out for one of them.
-"""
+"""The table of exchanges: a row of numbers for each request over RPC, an object when looked at."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +8,7 @@ from typing import Any, Self, get_args
 import numpy as np
 
 from dlearn.events.event import Event, RpcCall, RpcReply, RpcRun, RpcWindow
-from dlearn.events.event_table import NONE, Column, EventTable, Lazy, Mask, Rows, or_none
+from dlearn.events.event_table import NONE, Column, EventTable, Mask, Rows, View, or_none
 from dlearn.events.short_lines import ENDED_BY
 from dlearn.join.columns import number_rows
 from dlearn.join.rpc import rpc_exchange as rpc
@@ -187,18 +183,8 @@ class ExchangeTable:
         return [*self._made[rows]]
 
 
-class Exchanges(Lazy[RpcExchange]):
-    """Some exchanges of a job: rows of its table."""
-
-    def __init__(self, table: ExchangeTable, rows: Rows) -> None:
-        self.table = table
-        self.rows = rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def at(self, places: Rows) -> list[RpcExchange]:
-        return self.table.made(self.rows[places])
+class Exchanges(View[RpcExchange]):
+    table: ExchangeTable
 
 
 def numbers_of(events: EventTable, rows: Rows, name: str) -> Column:

@@ -1,8 +1,8 @@
-"""RPC: requests and their replies, joined from both processes' events and from the agents' own logs.
+"""RPC: requests and their replies, joined from both sides' events and from the agents' logs.
 
-The logs are the check that nothing is missing: each of their requests is one exchange, whatever is known of it. What
-Python saw (a call, a window) says of what kind it is; the rules are in rpc_kinds.py. Without a log there is an exchange
-for each call that Python saw, and what C++ sent by itself is not known.
+Each request of the logs is one exchange: so nothing is missing. What Python saw (a call, a window)
+says of what kind it is (rpc_kinds.py). Without a log there is an exchange for each call that Python
+saw, and what C++ sent by itself is not known.
 """
 
 import os
@@ -221,9 +221,9 @@ class TimeWindow:
 class RequestMatcher:
     """The requests of the logs, by sender, in the order of sending, and the exchange of each.
 
-    Python saw: this worker sent a request of this kind within this window of time. Several windows may fit the same
-    requests, so they are matched by augmenting paths (Kuhn's algorithm for bipartite graphs): where all requests of a
-    window are taken, an exchange moves on to another request of its own window.
+    Several windows of time in which Python saw a kind sent may fit the same requests: so they are
+    matched by augmenting paths (Kuhn's algorithm for bipartite graphs), on which exchanges move on
+    to others.
     """
 
     def __init__(self, requests: Iterable[Request]) -> None:
@@ -234,7 +234,6 @@ class RequestMatcher:
         """The exchanges so far; also the calls that no log has."""
 
     def within(self, window: TimeWindow) -> list[Request]:
-        """Return the requests of this window that are not matched yet."""
         return [each for each in self._all_within(window) if each not in self._matched]
 
     def match(
@@ -260,7 +259,6 @@ class RequestMatcher:
         return exchange
 
     def left(self) -> list[Request]:
-        """Return the requests that are not matched, in the order of sending."""
         every = sorted(chain.from_iterable(self._by_src.values()), key=_sent)
         return [request for request in every if request not in self._matched]
 
@@ -302,7 +300,6 @@ class RequestMatcher:
 
 
 def span_of(window: RpcWindow, dst: int | None) -> TimeWindow:
-    """Return the time of a window that Python saw, for requests to `dst`."""
     return TimeWindow(window.rank, window.start_ns, window.end_ns, dst)
 
 

@@ -120,7 +120,6 @@ def join(calls: Sequence[RpcExchange], saw: Seen, logged: Sequence[Request], kno
 
 
 def _sent_ns(exchange: RpcExchange) -> int:
-    """Return when a request was sent, else when it arrived."""
     request = exchange.request or Request(exchange.src, exchange.dst, 0)
     sent_ns = request.sending_ns or exchange.sent_ns
     return sent_ns or request.received_ns or exchange.received_ns or 0
@@ -190,9 +189,9 @@ def _add_fetched_value(exchange: RpcExchange, window: RpcWindow, saw: Seen) -> N
 
 
 def _backward(saw: Seen, requests: RequestMatcher, known: Workers) -> None:
-    """Match gradients to the execution of a recv node, else to the work on a gradient that came.
+    """Match gradients to a recv node's run, else to the last that came before the work on one.
 
-    Then it is the last request that came in this pass before that; the last gradient chooses first.
+    Of these the last gradient chooses first.
     """
     for window in rpc.shortest_first(saw.windows["crossing"]):
         dst = known.by_id.get(window.to) if window.to is not None else None
@@ -265,8 +264,8 @@ def _cleanups(saw: Seen, requests: RequestMatcher) -> None:
 def _no_cleanup(requests: RequestMatcher, peers: set[int], last_ns: int, request: Request) -> int:
     """Return how unlike the end of a context a request is.
 
-    The peers to which its receiver sends nothing while it works on it count most. Then how long it
-    went before the end of its sender's own work, where it is the last thing that is done.
+    Most counts to how many peers its receiver sends nothing meanwhile; then how long before the end
+    of its sender's own work it went, where it is the last thing.
     """
     if request.received_ns is None:
         return _IMPOSSIBLE_NS * len(peers)

@@ -154,10 +154,7 @@ def order_of_sending(parts: Sequence[MessageColumns], operations: Operations) ->
 
 @dataclass(eq=False, repr=False)
 class Messages(Lazy[Message], Shown):
-    """All messages of a trace, in the order of sending, and each operation that gave none, with the reason.
-
-    Shows their number and the first ten. Each has a row in `columns`, which stand in that order.
-    """
+    """All messages of a trace, in the order of sending, and why some operations gave none."""
 
     operations: Operations
     columns: MessageColumns
@@ -233,7 +230,6 @@ class Messages(Lazy[Message], Shown):
         yield from (f"  {each}" for each in reasons)
 
     def sentences(self) -> list[str]:
-        """Say how many they are, and why some operations gave none."""
         total = len(np.unique(self.columns.operation))
         left = len(self._reasons)
         sent, not_explained = count_text(len(self), "message"), count_text(left, "operation")

@@ -1,7 +1,4 @@
-"""The table of operations: which events are their ends, and what operations with the same ends share.
-
-A row becomes an `Operation` when it is looked at; questions about millions go to the columns.
-"""
+"""The table of operations: which events are their ends, and what those with equal ends share."""
 
 from __future__ import annotations
 
@@ -29,6 +26,11 @@ class BucketLabel(NamedTuple):
     role: str = ""
 
 
+def _in_column(name: str, doc: str) -> Any:
+    """Return a property of an operation that its table has as a column."""
+    return property(lambda one: getattr(one._table, name)[one._row].item(), doc=doc)
+
+
 class Operation:
     """A collective with all its members, a send with its recv, an RPC request with its reply (`exchange`), or a call
     of another service, whose only end is the caller's: a view of a row of the table.
@@ -50,6 +52,13 @@ class Operation:
         self.sender, self.receiver = self._class.sender, self._class.receiver
         self.payload_bytes = self._class.payload_bytes
         self.exchange = ends[0].exchange if isinstance(ends[0], RpcEnd) else None
+
+    start_ns: int = _in_column("start_ns", "When the first rank called it, in ns.")
+    last_arrival_ns: int = _in_column("last_arrival_ns", "When the last did: others wait.")
+    pending: bool = _in_column("pending", "Whether some rank is still inside it.")
+    failed: bool = _in_column("failed", "Whether it raised on some rank.")
+    refused: bool = _in_column("refused", "Whether every call raised at once: nothing was sent.")
+    is_call: bool = _in_column("is_call", "Whether it is one of RPC or of a service.")
 
     def __repr__(self) -> str:
         return f"Operation(op={self.op!r}, seq={self.seq}, ranks={self.ranks}, what={self.what!r})"
@@ -83,11 +92,6 @@ class Operation:
     def is_message(self) -> bool:
         """Return whether it is a send with its recv, or one of the two alone."""
         return self.sender is not None or self.receiver is not None
-
-    @property
-    def is_call(self) -> bool:
-        """Return whether it is one of RPC or of a service."""
-        return bool(self._table.is_call[self._row])
 
     @property
     def problem(self) -> str:
@@ -138,16 +142,6 @@ class Operation:
         return call.tag if isinstance(call, PointToPoint) and call.tag > 0 and not call.step else None
 
     @property
-    def start_ns(self) -> int:
-        """Return when the first rank called it, in ns."""
-        return int(self._table.start_ns[self._row])
-
-    @property
-    def last_arrival_ns(self) -> int:
-        """Return when the last rank called it, in ns: before this, the others wait."""
-        return int(self._table.last_arrival_ns[self._row])
-
-    @property
     def end_ns(self) -> int | None:
         """Return when the last rank was done, in ns; None if some rank is not, or not seen."""
         end_ns = int(self._table.end_ns[self._row])
@@ -167,20 +161,6 @@ class Operation:
         """Return all ranks that called it last: where clocks are coarse, more than one."""
         last = self.last_arrival_ns
         return tuple(sorted(end.rank for end in self.ends if end.start_ns == last))
-
-    @property
-    def pending(self) -> bool:
-        """Return whether some rank is still inside it."""
-        return bool(self._table.pending[self._row])
-
-    @property
-    def failed(self) -> bool:
-        return bool(self._table.failed[self._row])
-
-    @property
-    def refused(self) -> bool:
-        """Return whether every call of it raised at once: nothing was sent."""
-        return bool(self._table.refused[self._row])
 
     @property
     def ranks(self) -> tuple[int, ...]:

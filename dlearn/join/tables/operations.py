@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dlearn.errors import optional
-from dlearn.events.event_table import NONE, Column, Lazy, Mask, Rows
+from dlearn.events.event_table import NONE, Column, Mask, Rows, View
 from dlearn.join.tables.operation_table import Operation, OperationTable, TransferTimes
 from dlearn.shown import Paragraph, RankNames, Shown, Table, count_text, first_few
 
@@ -34,7 +34,6 @@ class Calls:
     end_ns: Column  # NONE where it was not seen.
     pending: Mask
     last_arrival_ns: Column
-    """When the last rank called the operation: before this, the others wait."""
     op: Rows  # What this rank itself called: the same number for the same op.
 
     def __len__(self) -> int:
@@ -52,45 +51,29 @@ class Calls:
         return np.asarray(self.end_ns != NONE)
 
 
-class Operations(Lazy[Operation], Shown):
-    """The operations of a trace, in the order of first call: `rows` of `table`, and some columns.
+def _in_column(name: str) -> Any:
+    """Return a column of the table, for these rows of it."""
+    return cached_property(lambda some: getattr(some.table, name)[some.rows])
 
-    Shows their number by kind and the first ten.
-    """
+
+class Operations(View[Operation], Shown):
+    """The operations of a trace, in the order of first call: rows of a table."""
+
+    table: OperationTable
+    start_ns: Column = _in_column("start_ns")
+    last_arrival_ns: Column = _in_column("last_arrival_ns")
+    end_ns: Column = _in_column("end_ns")
+    is_call: Mask = _in_column("is_call")
 
     def __init__(self, table: OperationTable, rows: Rows, labels: RankNames) -> None:
-        self.table = table
+        super().__init__(table, rows)
         self.labels = labels
-        self.rows = rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def at(self, places: Rows) -> list[Operation]:
-        return self.table.made(self.rows[places])
-
-    @cached_property
-    def start_ns(self) -> Column:
-        return self.table.start_ns[self.rows]
-
-    @cached_property
-    def last_arrival_ns(self) -> Column:
-        return self.table.last_arrival_ns[self.rows]
-
-    @cached_property
-    def end_ns(self) -> Column:
-        return self.table.end_ns[self.rows]
 
     @property
     def first_ends(self) -> Rows:
         return self.table.end_row[self.table.first[self.rows]]
 
-    @property
-    def is_call(self) -> Mask:
-        return self.table.is_call[self.rows]
-
     def unusual(self) -> list[Operation]:
-        """Return those that did not simply end on every rank."""
         return self.at(np.flatnonzero(self.table.unusual[self.rows]))
 
     @cached_property
@@ -135,7 +118,6 @@ class Operations(Lazy[Operation], Shown):
 
     @cached_property
     def calls(self) -> Calls:
-        """Return all ends of these operations."""
         table, events = self.table, self.table.events
         counts = np.diff(table.first)[self.rows]
         rows = table.end_row[table.ends_of(self.rows)]
@@ -153,7 +135,7 @@ class Operations(Lazy[Operation], Shown):
             {
                 "op": same(lambda one: one.op),
                 "group": same(lambda one: one.group.name),
-                "seq": self.table.events.seq[self.first_ends],
+                "seq": self.table.events.column("seq")[self.first_ends],
                 "ranks": same(lambda one: len(one.ends)).astype(np.int64),
                 "src": same(lambda one: None if one.sender is None else label[one.sender]),
                 "dst": same(lambda one: None if one.receiver is None else label[one.receiver]),
