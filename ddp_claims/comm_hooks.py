@@ -1,4 +1,4 @@
-"""The communication hooks of the reproduction. DDP checks their annotations, so that these must not be postponed."""
+"""The round-robin hook. DDP checks its annotations, so that these must not be postponed."""
 
 from collections.abc import Callable, Sequence
 from itertools import cycle
@@ -6,22 +6,7 @@ from itertools import cycle
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket, ProcessGroup
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.futures import Future
-
-
-def wait_for_each(_: object, bucket: GradBucket) -> Future[Tensor]:
-    """Take the overlap away: the backward pass waits until the bucket is reduced."""
-    buffer = bucket.buffer().div_(dist.get_world_size())
-    dist.all_reduce(buffer)
-    done: Future[Tensor] = Future()
-    done.set_result(buffer)
-    return done
-
-
-def bf16(group: ProcessGroup, bucket: GradBucket) -> Future[Tensor]:
-    """Compress with torch's hook, which DDP refuses by its own name without NCCL; gloo can."""
-    return bf16_compress_hook(group, bucket)
 
 
 def round_robin(groups: Sequence[ProcessGroup]) -> Callable[[object, GradBucket], Future[Tensor]]:

@@ -14,11 +14,10 @@ from dlearn import draw
 from dlearn.errors import SetupError
 from dlearn.events.this_host import cores
 
-MODULES = """accumulation buckets compression construction interception knobs latency message_size order
-    overlapping ready_gradients round_robin rules scaling_out skipping unused"""
+MODULES = "buckets latency message_size order round_robin rules scaling_out skipping unused"
 for module in MODULES.split():
     import_module(f"ddp_claims.{module}")
-CLAIMS = tuple(verdicts.CLAIMS[f"DD{number}"] for number in range(1, len(verdicts.CLAIMS) + 1))
+CLAIMS = tuple(sorted(verdicts.CLAIMS.values(), key=lambda claim: int(claim.id.removeprefix("DD"))))
 
 
 def claim(id: str) -> Claim:

@@ -13,7 +13,6 @@ from dlearn.events.event import Bucket, Gradient
 from dlearn.join.tables.operation_table import Operation
 
 REBUILT = "DDP agrees on the rebuilt buckets"
-BUFFERS = "DDP sends rank 0's buffers"
 USED_MAP = "DDP's map of used parameters"
 
 

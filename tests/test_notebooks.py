@@ -263,13 +263,10 @@ if "unshare" in globals():
     "ddp_paper": {
         "ddp_claims.samples": "FEWEST = 3",
         "ddp_claims.message_size": "ROUNDS, SIZES = 3, SIZES[3:]",
-        "ddp_claims.ready_gradients": "STEPS = WARM_UP + 3",
         "ddp_claims.latency": "STEPS = 5",
-        "ddp_claims.overlapping": "STEPS, BATCH_SIZE = 3, 32",
         "ddp_claims.rules": "ROUNDS, RESAMPLES, WIDTHS = 3, 20, (64, 96, 128)",
         "ddp_claims.round_robin": "STEPS = 5",
         "ddp_claims.scaling_out": "TIMED = 3",
-        "ddp_claims.compression": "TIMED_STEPS = 5",
         "ddp_claims.skipping": """
 SEEDS = SEEDS[:1]
 SMALL, LARGE, CONTROL = (each._replace(iterations=each.iterations // 2) for each in (SMALL, LARGE, CONTROL))
