@@ -99,6 +99,7 @@ class BlockBuilder:
     tagged: bool
     control: bool
     many: bool  # More sends than can have a line each.
+    by_dimension: bool  # Whether heads name the dimension of a mesh: there are several, or other groups.
     counts: Counter[str] = field(default_factory=Counter)  # Messages without arrow, by reason.
     sizes: Counter[str] = field(default_factory=Counter)  # Their payload bytes.
 
@@ -173,6 +174,7 @@ class BlockBuilder:
         silent = not self.steps and not operation.missing and not any(pair.payload_bytes for pair in mine)
         size, reasons = payload_bytes(operation.ends[0]), self._stuck(operation)
         name = f"{operation.op} {size_text(size)}" if size else operation.op
+        name += operation.group.over * self.by_dimension
         texts = reasons or _operation_names(operation, tagged=self.tagged)
         if not pairs:
             unknown = str(why_unknown(operation) or "nothing travels")

@@ -244,9 +244,10 @@ def bars_of(shown: Sequence[Operation], trace: Trace, *, until_ns: int) -> list[
     first = sorted(called, key=lambda name: (name.startswith("_"), -called[name]))
     hues = zip(first, SERIES[:5], strict=False)
     functions = {name: Look(f"call of {plain(name, most=30)}", hue) for name, hue in hues}
+    named = operations(trace).several_dimensions
     for operation in shown:
         own = look_of(operation) if operation.bucket else functions.get(function_of(operation))
-        bars += [_bar(operation, end, trace, until_ns, own) for end in operation.ends]
+        bars += [_bar(operation, end, trace, until_ns, own, named=named) for end in operation.ends]
         bars += [_absent(operation, rank, trace, until_ns) for rank in operation.missing if rank in trace.ranks]
     return sorted(bars, key=lambda bar: bar.start_ns)
 
@@ -263,7 +264,7 @@ def is_collective(operation: Operation) -> bool:
     return isinstance(operation.ends[0], Collective)
 
 
-def _bar(operation: Operation, end: End, trace: Trace, until_ns: int, own: Look | None) -> Bar:
+def _bar(operation: Operation, end: End, trace: Trace, until_ns: int, own: Look | None, *, named: bool) -> Bar:
     state: State = "ended"
     until = end.end_ns if end.end_ns is not None else until_ns
     if end.pending or end.failed:
@@ -276,11 +277,11 @@ def _bar(operation: Operation, end: End, trace: Trace, until_ns: int, own: Look 
         waited = None  # The callee works meanwhile.
     transfer = until if waited is None else min(waited, until)
     reasons = stuck_reasons(operation, end, trace)
-    labels, style = _labels(operation, end, reasons), own or look(end.op)
+    labels, style = _labels(operation, end, reasons, named), own or look(end.op)
     return Bar(end.rank, end.op, operation, end.start_ns, transfer, until, state, labels, style)
 
 
-def _labels(operation: Operation, end: End, reasons: Sequence[str]) -> tuple[str, ...]:
+def _labels(operation: Operation, end: End, reasons: Sequence[str], named: bool) -> tuple[str, ...]:
     size = payload_bytes(end)
     name = _name(operation, end)
     short = f"{name} {size_text(size)}" if size else name
@@ -288,11 +289,14 @@ def _labels(operation: Operation, end: End, reasons: Sequence[str]) -> tuple[str
         texts = [plain(text, most=160) for reason in reasons for text in (f"{short}: {reason}", reason)]
         return (*texts, short)
     # Torch numbers the groups that a program makes; other names are the program's, and may be long.
-    group = f"group {operation.group.name}" if operation.group.name.isdecimal() and not operation.group.default else ""
+    of = operation.group
+    group = f"group {of.name}" if of.name.isdecimal() and not of.default else ""
+    group = plain(of.dimension, most=30) * named or group
     module = plain(_module(operation), most=30)
     part = f"bucket {operation.bucket.index}" if operation.bucket else module
     both = ", ".join(each for each in (part, group) if each)
-    return (*((f"{short}, {both}", both) if both else ()), short, *((size_text(size),) if size else ()))
+    brief = (f"{short}, {both}", both, part or group) if both else ()
+    return (*dict.fromkeys(brief), short, *((size_text(size),) if size else ()))
 
 
 def _name(operation: Operation, end: End) -> str:
@@ -308,10 +312,11 @@ def wait_text(bar: Bar, trace: Trace) -> str:
 
 
 def brief_name(operation: Operation) -> str:
-    """Return "bucket 2", "all_reduce #3"; of FSDP2 "all_gather_single #4 (blocks.1)"."""
+    """Return "bucket 2", "all_reduce #3 over tp"; of FSDP2 "all_gather_single #4 (blocks.1)"."""
     module = f" ({_module(operation)})" * bool(_module(operation))
-    name = f"{operation.op} #{operation.seq}{module}"
-    return f"bucket {operation.bucket.index}" if operation.bucket else name
+    name = f"{operation.op} #{operation.seq}"
+    name, module = (f"bucket {operation.bucket.index}", "") if operation.bucket else (name, module)
+    return f"{name}{operation.group.over}{module}"
 
 
 def _module(operation: Operation) -> str:

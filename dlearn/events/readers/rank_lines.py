@@ -44,11 +44,6 @@ OPS = {
 _numbers = msgspec.json.Decoder(tuple[Annotated[int, msgspec.Meta(ge=0, lt=10**15)], ...])
 
 
-def title(name: str, description: str) -> str:
-    """Return what people call a group, and its name: several have one description."""
-    return f"{description} {name}" if description not in ("", "default_pg", "undefined") else name
-
-
 def tensor(shape: Sequence[int], dtype: str, device: str) -> TensorInfo:
     """Return a dense tensor of this type, by torch's name, C++'s or Python's."""
     dtype = DTYPES.get(dtype, dtype)
@@ -75,11 +70,13 @@ class ForeignRank:
         self.unexplained = 0  # Calls that do not say who sent what to whom.
         self._turns: Counter[tuple[str, str]] = Counter()
 
-    def add_group(self, name: str, backend: str, ranks: Sequence[int], *, default: bool) -> None:
+    def add_group(
+        self, name: str, backend: str, ranks: Sequence[int], *, default: bool, purpose: str = ""
+    ) -> None:  # fmt: skip
         """Add a group of these global ranks, of which this rank is one."""
         self.groups[name] = GroupFact(
             name=name, backend=backend, rank=ranks.index(self.rank), size=len(ranks),
-            ranks=tuple(ranks), default=default,
+            ranks=tuple(ranks), default=default, dimensions=(purpose,) if purpose else (),
         )  # fmt: skip
 
     def add(

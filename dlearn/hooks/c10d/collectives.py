@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FakeProcessGroup, HashStore, ProcessGroup, Work
 from torch.distributed import distributed_c10d
+from torch.distributed.device_mesh import DeviceMesh
 
 from dlearn.errors import SetupError
 from dlearn.events.event import NOT_OBSERVED, REFUSED, Collective, PointToPoint
@@ -257,6 +258,8 @@ def install_groups(host: Host) -> Undo:
         guarded(host, "the clocks", clocks.join, "group", store, dist.get_rank(), dist.get_world_size())
     undo.callback(groups.kept.clear)
     undo.around(host, distributed_c10d, "_new_process_group_helper", before=making, after=made)
+    undo.around(host, DeviceMesh, "__init__", after=lambda _, mesh, *args, **options: groups.in_mesh(mesh))
+    undo.around(host, DeviceMesh, "from_group", after=lambda mesh, *_, **options: groups.in_mesh(mesh))
     for owner in (distributed_c10d, dist):
         undo.around(host, owner, "destroy_process_group", before=destroying)
     return undo.close
