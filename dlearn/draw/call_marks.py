@@ -15,24 +15,10 @@ from dlearn.analysis.ddp.overlap import Leg, critical_path
 from dlearn.analysis.ddp.step_clock import on_device
 from dlearn.analysis.ddp.training_steps import COMPUTED, training_steps
 from dlearn.draw.canvas import Box, Style, draw_boxes, draw_lines, points, points_per_ms, write
-from dlearn.draw.palette import (
-    FAINT,
-    INK,
-    LANE,
-    MISSING,
-    TEXT_PT,
-    WAITING_HATCH,
-    Color,
-    Look,
-    ink_on,
-    look,
-    plain,
-    text_width,
-)
+from dlearn.draw.palette import FAINT, INK, LANE, MISSING, TEXT_PT, WAITING_HATCH, Color, Look, ink_on, look, text_width
 from dlearn.draw.timeline_model import Bar, TimelineModel, is_collective
-from dlearn.join.joining import operations
 from dlearn.join.tables.operation_table import Operation
-from dlearn.shown import count_text, first_few, listed, time_text
+from dlearn.shown import count_text, first_few, time_text
 
 ENDS_RED = {"stuck": "stuck: no end was seen", "failed": "failed: an error ended it"}
 """The red end of a bar, as the legend has it."""
@@ -99,14 +85,10 @@ class CallBars(TimelineMark):
 
     def legend(self) -> list[Artist]:
         families: dict[str, dict[str, None]] = defaultdict(dict)
-        dimensions: dict[str, dict[str, None]] = defaultdict(dict)
         for bar in self.model.bars:
             families[bar.look.color][bar.look.family] = None
-            dimensions[bar.look.color][bar.operation.group.dimension or "other groups"] = None
-        labels = {color: first_few([*names], 3) for color, names in families.items()}
-        if operations(self.model.trace).several_dimensions:
-            over = {color: plain(listed([*names], 3)) for color, names in dimensions.items()}
-            labels = {color: f"{label} over {over[color]}" for color, label in labels.items()}
+        over = self.model.over
+        labels = {color: first_few([*names], 3) + over(color) for color, names in families.items()}
         return [Style(label, color, ink_on(color)).key() for color, label in labels.items()]
 
     def notes(self, ax: Axes) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,7 +25,7 @@ from dlearn.join.operation_messages import messages_of
 from dlearn.join.tables.operation_table import Operation
 from dlearn.join.tables.operations import Calls, Operations
 from dlearn.join.wait_times import waited_until_ns
-from dlearn.shown import size_text, time_text
+from dlearn.shown import listed, size_text, time_text
 from dlearn.trace import Trace
 
 MOST_BARS = 4000  # Bars, spans or ticks: more are too narrow.
@@ -120,6 +120,12 @@ class TimelineModel:
 
     def ends(self, bar: Bar) -> tuple[float, float]:
         return self.lanes[bar.rank].bar(bar.row)
+
+    def over(self, color: str) -> str:
+        """Return " over shard" where calls of this colour are that, and other calls are not."""
+        dimensions = (bar.operation.group.dimension for bar in self.bars if bar.look.color == color)
+        names = [name or "other groups" for name in dict.fromkeys(dimensions)]
+        return f" over {plain(listed(names, 3))}" * operations(self.trace).several_dimensions
 
     @property
     def names(self) -> list[str]:
@@ -244,8 +250,11 @@ def bars_of(shown: Sequence[Operation], trace: Trace, *, until_ns: int) -> list[
     first = sorted(called, key=lambda name: (name.startswith("_"), -called[name]))
     hues = zip(first, SERIES[:5], strict=False)
     functions = {name: Look(f"call of {plain(name, most=30)}", hue) for name, hue in hues}
-    named = operations(trace).several_dimensions
+    dimensions: dict[str, set[str]] = defaultdict(set)
     for operation in shown:
+        dimensions[look_of(operation).color].add(operation.group.dimension)
+    for operation in shown:
+        named = len(dimensions[look_of(operation).color]) > 1  # Else the legend says it.
         own = look_of(operation) if operation.bucket else functions.get(function_of(operation))
         bars += [_bar(operation, end, trace, until_ns, own, named=named) for end in operation.ends]
         bars += [_absent(operation, rank, trace, until_ns) for rank in operation.missing if rank in trace.ranks]
