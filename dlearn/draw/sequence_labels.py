@@ -256,6 +256,8 @@ class BlockBuilder:
     def _block(self, operation: Operation, heads: Sequence[str], rows: Sequence[ArrowRow] = (), bar: str = "") -> Block:
         members = {*operation.group.members, *operation.ranks} & {*self.lines.column}
         columns = {self.lines.column[rank] for rank in members}
+        if heads and self.by_dimension and operation.group.dimensions:
+            heads = [*heads, f"{operation.group.dimension}: {operation.op}"]  # Cut, it still names both.
         shown = tuple(plain(head, most=200) for head in heads)
         over = min(columns, default=0), max(columns, default=0)
         bar, stuck = plain(bar, most=120), bool(self._stuck(operation))

@@ -304,7 +304,7 @@ def _labels(operation: Operation, end: End, reasons: Sequence[str], named: bool)
     module = plain(_module(operation), most=30)
     part = f"bucket {operation.bucket.index}" if operation.bucket else module
     both = ", ".join(each for each in (part, group) if each)
-    brief = (f"{short}, {both}", both, part or group) if both else ()
+    brief = (f"{short}, {both}", both, group or part) if both else ()
     return (*dict.fromkeys(brief), short, *((size_text(size),) if size else ()))
 
 
