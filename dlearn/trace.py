@@ -95,7 +95,8 @@ class Trace(Selection, Shown):
         dimension: str | None = None,
     ) -> Trace:
         """Return the events of this kind ("collective", "p2p", "rpc", ...), op ("all_reduce"),
-        phase ("backward"), dimension of a mesh ("shard"), and of this rank or these (numbers or names).
+        phase ("backward"), dimension of a mesh ("shard"), and of this rank or these (numbers or
+        names).
 
         An operation that has one of them stays whole, with its ends on other ranks.
         """

@@ -298,7 +298,7 @@ def call_text(call: End, group: str = "", bucket: str = "") -> str:
 
 
 def _group_text(group: Group | None, other: Group | None, trace: Trace) -> str:
-    """Return " of shard (ranks 0 and 1)", " of the group of rank 0 and rank 1"; nothing of the default group."""
+    """Return " of shard (ranks 0 and 1)"; nothing of the default group, or of `other`."""
     if group is None or group == other or not group.members:
         return ""
     if named := group.named(trace.labels):

@@ -196,8 +196,9 @@ def victim_sentences(trace: Trace) -> list[str]:
     """
     chains: dict[tuple[tuple[str, str], ...], list[Victim]] = defaultdict(list)
     for victim in victims(trace):
-        calls = [wait.operation for wait in victim.chain]
-        chains[tuple((call.op, call.group.dimension or call.group.name) for call in calls)].append(victim)
+        calls = [(wait.operation.op, wait.operation.group) for wait in victim.chain]
+        kinds = tuple((op, group.dimension or group.name) for op, group in calls)
+        chains[kinds].append(victim)
     # Long chains first: what is next to a root, the sentence of the root says already.
     groups = sorted(chains.values(), key=lambda group: (-len(group[0].chain), group[0].rank))
     texts = [_chain_sentence(group, trace) for group in groups[:_MOST_TOLD]]

@@ -99,7 +99,7 @@ class BlockBuilder:
     tagged: bool
     control: bool
     many: bool  # More sends than can have a line each.
-    by_dimension: bool  # Whether heads name the dimension of a mesh: there are several, or other groups.
+    by_dimension: bool  # Whether heads name dimensions of a mesh.
     counts: Counter[str] = field(default_factory=Counter)  # Messages without arrow, by reason.
     sizes: Counter[str] = field(default_factory=Counter)  # Their payload bytes.
 
@@ -257,7 +257,8 @@ class BlockBuilder:
         members = {*operation.group.members, *operation.ranks} & {*self.lines.column}
         columns = {self.lines.column[rank] for rank in members}
         if heads and self.by_dimension and operation.group.dimensions:
-            heads = [*heads, f"{operation.group.dimension}: {operation.op}"]  # Cut, it still names both.
+            # The last one may be cut, and names both.
+            heads = [*heads, f"{operation.group.dimension}: {operation.op}"]
         shown = tuple(plain(head, most=200) for head in heads)
         over = min(columns, default=0), max(columns, default=0)
         bar, stuck = plain(bar, most=120), bool(self._stuck(operation))

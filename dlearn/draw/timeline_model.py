@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -250,11 +250,10 @@ def bars_of(shown: Sequence[Operation], trace: Trace, *, until_ns: int) -> list[
     first = sorted(called, key=lambda name: (name.startswith("_"), -called[name]))
     hues = zip(first, SERIES[:5], strict=False)
     functions = {name: Look(f"call of {plain(name, most=30)}", hue) for name, hue in hues}
-    dimensions: dict[str, set[str]] = defaultdict(set)
+    dimensions = {(look_of(each).color, each.group.dimension) for each in shown}
+    of_hue = Counter(color for color, _ in dimensions)
     for operation in shown:
-        dimensions[look_of(operation).color].add(operation.group.dimension)
-    for operation in shown:
-        named = len(dimensions[look_of(operation).color]) > 1  # Else the legend says it.
+        named = of_hue[look_of(operation).color] > 1  # Else the legend says it.
         own = look_of(operation) if operation.bucket else functions.get(function_of(operation))
         bars += [_bar(operation, end, trace, until_ns, own, named=named) for end in operation.ends]
         bars += [_absent(operation, rank, trace, until_ns) for rank in operation.missing if rank in trace.ranks]
@@ -273,7 +272,9 @@ def is_collective(operation: Operation) -> bool:
     return isinstance(operation.ends[0], Collective)
 
 
-def _bar(operation: Operation, end: End, trace: Trace, until_ns: int, own: Look | None, *, named: bool) -> Bar:
+def _bar(
+    operation: Operation, end: End, trace: Trace, until_ns: int, own: Look | None, *, named: bool
+) -> Bar:  # fmt: skip
     state: State = "ended"
     until = end.end_ns if end.end_ns is not None else until_ns
     if end.pending or end.failed:
@@ -286,11 +287,11 @@ def _bar(operation: Operation, end: End, trace: Trace, until_ns: int, own: Look 
         waited = None  # The callee works meanwhile.
     transfer = until if waited is None else min(waited, until)
     reasons = stuck_reasons(operation, end, trace)
-    labels, style = _labels(operation, end, reasons, named), own or look(end.op)
+    labels, style = _labels(operation, end, reasons, named=named), own or look(end.op)
     return Bar(end.rank, end.op, operation, end.start_ns, transfer, until, state, labels, style)
 
 
-def _labels(operation: Operation, end: End, reasons: Sequence[str], named: bool) -> tuple[str, ...]:
+def _labels(operation: Operation, end: End, reasons: Sequence[str], *, named: bool) -> tuple[str, ...]:
     size = payload_bytes(end)
     name = _name(operation, end)
     short = f"{name} {size_text(size)}" if size else name
@@ -323,9 +324,8 @@ def wait_text(bar: Bar, trace: Trace) -> str:
 def brief_name(operation: Operation) -> str:
     """Return "bucket 2", "all_reduce #3 over tp"; of FSDP2 "all_gather_single #4 (blocks.1)"."""
     module = f" ({_module(operation)})" * bool(_module(operation))
-    name = f"{operation.op} #{operation.seq}"
-    name, module = (f"bucket {operation.bucket.index}", "") if operation.bucket else (name, module)
-    return f"{name}{operation.group.over}{module}"
+    name = f"{operation.op} #{operation.seq}{operation.group.over}{module}"
+    return f"bucket {operation.bucket.index}{operation.group.over}" if operation.bucket else name
 
 
 def _module(operation: Operation) -> str:

@@ -285,7 +285,7 @@ def _take(file: ProcessFile, line: AnyLine | Event | None) -> None:
             file.footer = line
         case seen.GroupFact():
             _check_group(line)
-            known = file.groups.get(line.name, line)  # Of a mesh that is made later, it may be a dimension, too.
+            known = file.groups.get(line.name, line)  # A mesh may give it a name later.
             if msgspec.structs.replace(line, dimensions=known.dimensions) != known:
                 raise ValueError(f"group {line.name[:40]!r} a second time, and different")
             file.groups[line.name] = line

@@ -40,11 +40,11 @@ class Group(msgspec.Struct, frozen=True):
 
     @property
     def over(self) -> str:
-        """Return " over shard", to be said behind an op; "" of a group without names."""
+        """Return " over shard", to stand behind an op; "" where it has no name."""
         return f" over {self.dimension}" if self.dimensions else ""
 
     def named(self, labels: RankNames) -> str:
-        """Return "shard (ranks 0 and 1)", of the default group "tp"; "" of a group without names."""
+        """Return "shard (ranks 0 and 1)", of the default group "tp"; "" where it has no name."""
         who = f" ({labels.together(self.members)})" if self.dimensions and not self.default else ""
         return self.dimension + who
 

@@ -99,7 +99,8 @@ def join_groups(processes: Sequence[Process]) -> Groups:
         fact = next(iter(found.values()))[1]
         named = dict.fromkeys(name for _, each in found.values() for name in each.dimensions)
         wired = {i: one for i, (rank, _) in found.items() if (one := wired_by[rank].get(name)) is not None}
-        group = Group(name, fact.backend, members, fact.default, Wiring(wired) if wired else None, tuple(named))
+        wiring = Wiring(wired) if wired else None
+        group = Group(name, fact.backend, members, fact.default, wiring, tuple(named))
         for rank, _ in found.values():
             joined[rank, name] = group
     return joined

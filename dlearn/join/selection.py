@@ -133,8 +133,12 @@ def of_dimension(name: str, processes: Sequence[Process], table: EventTable) -> 
     groups = {(rank, fact.name): fact.dimensions for rank, fact in facts}
     if name not in (known := {*chain(*groups.values())}):
         has = ", ".join(sorted(known)) or "none"
-        raise TraceError(f"there is no dimension {name!r} of a mesh; those of this trace are: {has}")
-    return table.of_firsts(lambda first: name in groups.get((first.rank, getattr(first, "group", "")), ()))
+        raise TraceError(f"there is no dimension {name!r} of a mesh; this trace has: {has}")
+
+    def is_in(first: Event) -> bool:
+        return name in groups.get((first.rank, getattr(first, "group", "")), ())
+
+    return table.of_firsts(is_in)
 
 
 # Spans ----------------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from dlearn.events.event import NOT_OBSERVED
-from dlearn.events.job_facts import Reached, group_name, purpose_of
+from dlearn.events.job_facts import Reached, group_name
 from dlearn.events.readers import rank_lines
 from dlearn.events.readers.rank_lines import OPS, ForeignRank, Lines, Tensors, numbers
 
@@ -170,8 +170,7 @@ class _Dumps:
         for name, ranks in groups.values():
             if dump.rank in ranks:
                 about, backend = self._descriptions.get(name, ""), self._backends.get(name, "nccl")
-                facts: dict[str, Any] = {"default": about == "default_pg", "purpose": purpose_of(about)}
-                rank.add_group(self._title(name), backend, ranks, **facts)
+                rank.add_group(self._title(name), backend, ranks, about)
         rank.facts += [status for key, status in reached if key not in self._with_sends]
         for entry in dump.entries:
             _add(rank, entry, self._title(entry.group))

@@ -18,18 +18,16 @@ from torch._C._distributed_c10d import ProcessGroup, _dump_fr_trace_json  # type
 from torch.distributed.device_mesh import DeviceMesh
 
 from dlearn.events.event import GroupFact
-from dlearn.events.job_facts import group_name, purpose_of
+from dlearn.events.job_facts import DEFAULT, dimensions_of, group_name
 from dlearn.hooks import Emit
 from dlearn.hooks.network.clock import word_in
 
 
 @dataclass
 class OwnGroup:
-    """A process group with its counters; `name` is torch's own, of a second one with a number."""
+    """A process group with its counters; its name is torch's own, of a second one with a number."""
 
     fact: GroupFact
-    name: str
-    rank: int
     end_by_callback: bool
     on_gpu: bool  # Whether its operations may run on a stream of a GPU; gloo's are on the host.
     collectives: Iterator[int]
@@ -96,11 +94,10 @@ class Groups:
 
     def _meet(self, pg: ProcessGroup, ranks: Iterable[int]) -> OwnGroup:
         outer = getattr(pg, "steps_of", None)
-        within = self.of(outer).name if outer is not None else ""
-        name = f"{within} steps"
-        if outer is None:
-            name = self._numbered(group_name(pg.group_name, pg.group_desc), "~")
-        purpose = "" if outer is not None else purpose_of(pg.group_desc)
+        within = self.of(outer).fact.name if outer is not None else ""
+        about = pg.group_desc if outer is None else ""
+        named = group_name(pg.group_name, about)
+        name = f"{within} steps" if outer is not None else self._numbered(named, "~")
         _, store = dist.distributed_c10d._world.pg_map.get(outer or pg, (None, None))
         word = word_in(store, "dlearn/group")
         fact = GroupFact(
@@ -109,19 +106,17 @@ class Groups:
             rank=pg.rank(),
             size=pg.size(),
             ranks=tuple(ranks),
-            default=pg.group_desc == "default_pg",
+            default=pg.group_desc == DEFAULT,
             within=within,
             # A store that outlives a group tells the same word again.
             made=self._numbered(f"{word} steps" if outer is not None else word, " ") if word else "",
-            dimensions=(purpose,) if purpose else (),
+            dimensions=dimensions_of(about),
         )
         self._emit.fact(fact)
         # A recording that begins late, or on one rank earlier than on the others, numbers as the group itself does.
         done = _calls_made(pg)
         return OwnGroup(
             fact,
-            fact.name,
-            fact.rank,
             end_by_callback=not fact.backend.startswith("nccl"),  # In torch 2.15 "nccl" is one that is named nccl2.
             on_gpu=fact.backend != "gloo",
             collectives=itertools.count(done + 1),

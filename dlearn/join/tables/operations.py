@@ -117,7 +117,7 @@ class Operations(Lazy[Operation], Shown):
 
     @cached_property
     def several_dimensions(self) -> bool:
-        """Return whether their groups differ in what meshes call them: of one kind no picture says it."""
+        """Return whether meshes call their groups by different names: else no picture says it."""
         return len({one.group.dimension for one, _ in self._all_groups}) > 1
 
     def group_sizes(self) -> list[tuple[Operation, int]]:
