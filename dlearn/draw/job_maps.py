@@ -105,19 +105,20 @@ def _rows_of(all_groups: Sequence[Group]) -> list[list[Group]]:
 
 
 def _groups_title(rows: Sequence[GroupRow], ranks: Sequence[int]) -> str:
-    """Return "A mesh of 2 dp × 2 tp over 4 ranks", "8 ranks in 2 kinds of groups: 2 of 4, 4 of 2"."""
+    """Return "A mesh of 2 dp × 2 tp over 4 ranks", "8 ranks in 2 kinds of groups: 2 of 4, ..."."""
     if mesh := _mesh(rows, len(ranks)):
         return f"A mesh of {' × '.join(mesh)} over {count_text(len(ranks), 'rank')}"
     kinds = Counter(_kind(group) for row in rows for group in row if not group.default)
-    sizes = [f"{count} {name}".rstrip() + f" of {size}" for (_, name, size, _), count in kinds.items()]
+    named = [(f"{many} {plain(name)}".rstrip(), size) for (_, name, size, _), many in kinds.items()]
+    sizes = [f"{groups} of {size}" for groups, size in named]
     shown = ", ".join(sizes[:_KINDS_NAMED]) + ", ..." * bool(sizes[_KINDS_NAMED:])
     return f"{count_text(len(ranks), 'rank')} in {count_text(len(kinds), 'kind')} of groups: {shown}"
 
 
 def _mesh(rows: Sequence[GroupRow], count: int) -> list[str]:
     """Return the dimensions of a mesh of all ranks, "2 dp", "2 tp", if some rows are these."""
-    all_ranks = (row for row in rows if sum(len(group.members) for group in row) == count)
-    kinds = [_kind(row[0])[1:] for row in all_ranks if row[0].dimensions and not row[0].default]
+    named = [row for row in rows if row[0].dimensions and not row[0].default]
+    kinds = [_kind(row[0])[1:] for row in named if len(row) * len(row[0].members) == count]
     kinds.sort(key=lambda kind: kind[1])  # Before a flattened dimension what it is made of.
     mesh: list[str] = []
     inner = 1  # Ranks in all dimensions found yet: so far apart are neighbours in the next.
@@ -155,7 +156,7 @@ def _steps(group: Group) -> tuple[int, ...]:
 
 
 def _kind(group: Group) -> tuple[bool, str, int, int]:
-    """Return whether it is the default group, its name, its size, how far members are apart, or 0."""
+    """Return whether it is the default group, its name and size, how far members are apart or 0."""
     steps = {*_steps(group)}
     return group.default, group.dimension, len(group.members), steps.pop() if len(steps) == 1 else 0
 
