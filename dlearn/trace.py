@@ -92,9 +92,11 @@ class Trace(Selection, Shown):
         op: str | None = None,
         rank: int | str | Collection[int | str] | None = None,
         phase: str | None = None,
+        dimension: str | None = None,
     ) -> Trace:
         """Return the events of this kind ("collective", "p2p", "rpc", ...), op ("all_reduce"),
-        phase ("backward"), and of this rank or these (numbers or names).
+        phase ("backward"), dimension of a mesh ("shard"), and of this rank or these (numbers or
+        names).
 
         An operation that has one of them stays whole, with its ends on other ranks.
         """
@@ -111,6 +113,8 @@ class Trace(Selection, Shown):
                 and (op is None or getattr(event, "op", None) == op)
             )
         )
+        if dimension is not None:
+            chosen &= selection.of_dimension(dimension, self.processes, self.table)
         if rank is not None:
             several = (rank,) if isinstance(rank, int | str) else rank
             chosen &= np.isin(self.table.rank, [self._number(each) for each in several])

@@ -292,13 +292,14 @@ def call_text(call: End, group: str = "", bucket: str = "") -> str:
 
 
 def _group_text(group: Group | None, other: Group | None, trace: Trace) -> str:
-    """Return " of the group of rank 0 and rank 1"; nothing of the default group, or of `other`."""
+    """Return " of shard (ranks 0 and 1)"; nothing of the default group, or of `other`."""
     if group is None or group == other or not group.members:
         return ""
+    if named := group.named(trace.labels):
+        return f" of {named}"
     if group.default:
         return " of the default group" if other is not None else ""
-    names = trace.labels.listed(group.members)
-    return f" of {group.name} ({names})" if group.described else f" of the group of {names}"
+    return f" of the group of {trace.labels.listed(group.members)}"
 
 
 def missing_text(operation: Operation, trace: Trace) -> str:

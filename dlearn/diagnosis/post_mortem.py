@@ -1,7 +1,6 @@
 """Every sentence about what became of a job: how processes ended, which ranks held others up, and what may be wrong."""
 
 import math
-import re
 import signal
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
@@ -34,7 +33,6 @@ from dlearn.shown import count_text, listed, waits
 from dlearn.trace import Trace
 
 _MOST_TOLD = 4  # Sentences about one kind of fault.
-_NUMBER = re.compile(r" \d+$")
 """Of a group, behind what it is for: "PIPELINE_MODEL_PARALLEL_GROUP 43"."""
 
 
@@ -195,8 +193,9 @@ def victim_sentences(trace: Trace) -> list[str]:
     """
     chains: dict[tuple[tuple[str, str], ...], list[Victim]] = defaultdict(list)
     for victim in victims(trace):
-        calls = [wait.operation for wait in victim.chain]
-        chains[tuple((call.op, _NUMBER.sub("", call.group.name)) for call in calls)].append(victim)
+        calls = [(wait.operation.op, wait.operation.group) for wait in victim.chain]
+        kinds = tuple((op, group.dimension or group.name) for op, group in calls)
+        chains[kinds].append(victim)
     # Long chains first: what is next to a root, the sentence of the root says already.
     groups = sorted(chains.values(), key=lambda group: (-len(group[0].chain), group[0].rank))
     texts = [_chain_sentence(group, trace) for group in groups[:_MOST_TOLD]]

@@ -87,7 +87,8 @@ class CallBars(TimelineMark):
         families: dict[str, dict[str, None]] = defaultdict(dict)
         for bar in self.model.bars:
             families[bar.look.color][bar.look.family] = None
-        labels = {color: first_few([*names], 3) for color, names in families.items()}
+        over = self.model.over
+        labels = {color: first_few([*names], 3) + over(color) for color, names in families.items()}
         return [Style(label, color, ink_on(color)).key() for color, label in labels.items()]
 
     def notes(self, ax: Axes) -> list[str]:

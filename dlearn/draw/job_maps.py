@@ -51,7 +51,7 @@ def groups(trace: Trace, *, ax: Axes | None = None) -> Axes:
     if not rows:
         return canvas.draw_message_instead(ax, "No process group was recorded.")
     if all(group.default for row in rows for group in row):
-        one = f"All {count_text(len(ranks), 'rank')} are in one group, the default group."
+        one = f"All {count_text(len(ranks), 'rank')} are in one group, the {_row_text(rows[0])}."
         return canvas.draw_message_instead(ax, one)
     sentences = [_sentence(trace, group) for row in rows for group in row]
     canvas.describe(ax, "A row for each kind of process group, a cell for each member.", *sentences)
@@ -87,8 +87,7 @@ def _groups_of(trace: Trace) -> list[Group]:
     inner = {fact.name for fact in facts if fact.within}
     all_groups = dict.fromkeys(join_groups(trace.processes).values())
     asked = [group for group in all_groups if group.name not in inner]
-    asked.sort(key=lambda group: (-len(group.members), _steps(group), group.members))
-    return sorted(asked, key=lambda group: not group.default)
+    return sorted(asked, key=lambda group: (not group.default, -len(group.members), _steps(group), group.members))
 
 
 def _rows_of(all_groups: Sequence[Group]) -> list[list[Group]]:
@@ -106,11 +105,28 @@ def _rows_of(all_groups: Sequence[Group]) -> list[list[Group]]:
 
 
 def _groups_title(rows: Sequence[GroupRow], ranks: Sequence[int]) -> str:
-    """Return "8 ranks in 3 kinds of groups: 4 of 2, 4 of 2, 4 of 2"."""
+    """Return "A mesh of 2 dp × 2 tp over 4 ranks", "8 ranks in 2 kinds of groups: 2 of 4, ..."."""
+    if mesh := _mesh(rows, len(ranks)):
+        return f"A mesh of {' × '.join(mesh)} over {count_text(len(ranks), 'rank')}"
     kinds = Counter(_kind(group) for row in rows for group in row if not group.default)
-    sizes = [f"{count} of {size}" for (_, size, _), count in kinds.items()]
+    named = [(f"{many} {plain(name)}".rstrip(), size) for (_, name, size, _), many in kinds.items()]
+    sizes = [f"{groups} of {size}" for groups, size in named]
     shown = ", ".join(sizes[:_KINDS_NAMED]) + ", ..." * bool(sizes[_KINDS_NAMED:])
     return f"{count_text(len(ranks), 'rank')} in {count_text(len(kinds), 'kind')} of groups: {shown}"
+
+
+def _mesh(rows: Sequence[GroupRow], count: int) -> list[str]:
+    """Return the dimensions of a mesh of all ranks, "2 dp", "2 tp", if some rows are these."""
+    named = [row for row in rows if row[0].dimensions and not row[0].default]
+    kinds = [_kind(row[0])[1:] for row in named if len(row) * len(row[0].members) == count]
+    kinds.sort(key=lambda kind: kind[1])  # Before a flattened dimension what it is made of.
+    mesh: list[str] = []
+    inner = 1  # Ranks in all dimensions found yet: so far apart are neighbours in the next.
+    while found := next((kind for kind in kinds if kind[-1] == inner), None):
+        name, size, _ = found
+        mesh.insert(0, f"{size} {plain(name)}")
+        inner *= size
+    return mesh if inner == count else []
 
 
 def _draw_row(ax: Axes, top: float, row: GroupRow, lines: Sequence[Sequence[int]]) -> None:
@@ -139,19 +155,20 @@ def _steps(group: Group) -> tuple[int, ...]:
     return tuple(after - before for before, after in pairwise(group.members))
 
 
-def _kind(group: Group) -> tuple[bool, int, int]:
-    """Return whether it is the default group, its size, and how far its members are apart, or 0."""
+def _kind(group: Group) -> tuple[bool, str, int, int]:
+    """Return whether it is the default group, its name and size, how far members are apart or 0."""
     steps = {*_steps(group)}
-    return group.default, len(group.members), steps.pop() if len(steps) == 1 else 0
+    return group.default, group.dimension, len(group.members), steps.pop() if len(steps) == 1 else 0
 
 
 def _row_text(row: GroupRow) -> str:
-    default, size, step = _kind(row[0])
+    default, dimension, size, step = _kind(row[0])
     if default:
-        return "default group"
+        return f"default group: {plain(dimension)}".removesuffix(": ")
+    name = f"{plain(dimension)}: " if dimension else ""
     count = count_text(len(row), "group")
     apart = "" if not step else ", side by side" if step == 1 else f", {step} apart"
-    return f"{count} of {size}{apart}"
+    return f"{name}{count} of {size}{apart}"
 
 
 def _sentence(trace: Trace, group: Group) -> str:

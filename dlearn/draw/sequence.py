@@ -212,6 +212,7 @@ def _rows(trace: Trace, width_pt: float, *, few: bool, steps: bool) -> Rows:
     builder = BlockBuilder(
         trace, lines, width_pt / max(1, len(lines.names)), steps=steps, tagged=len({tag for tag, _ in sends}) > 1,
         control=control <= _FEW_CONTROL, many=sum(times for _, times in sends) > _FEW_ROWS,
+        by_dimension=shown.several_dimensions,
     )  # fmt: skip
     built = np.full(len(shown), None, object)
     sent_ns = shown.start_ns.copy()

@@ -99,6 +99,7 @@ class BlockBuilder:
     tagged: bool
     control: bool
     many: bool  # More sends than can have a line each.
+    by_dimension: bool  # Whether heads name dimensions of a mesh.
     counts: Counter[str] = field(default_factory=Counter)  # Messages without arrow, by reason.
     sizes: Counter[str] = field(default_factory=Counter)  # Their payload bytes.
 
@@ -173,6 +174,7 @@ class BlockBuilder:
         silent = not self.steps and not operation.missing and not any(pair.payload_bytes for pair in mine)
         size, reasons = payload_bytes(operation.ends[0]), self._stuck(operation)
         name = f"{operation.op} {size_text(size)}" if size else operation.op
+        name += operation.group.over * self.by_dimension
         texts = reasons or _operation_names(operation, tagged=self.tagged)
         if not pairs:
             unknown = str(why_unknown(operation) or "nothing travels")
@@ -254,6 +256,9 @@ class BlockBuilder:
     def _block(self, operation: Operation, heads: Sequence[str], rows: Sequence[ArrowRow] = (), bar: str = "") -> Block:
         members = {*operation.group.members, *operation.ranks} & {*self.lines.column}
         columns = {self.lines.column[rank] for rank in members}
+        if heads and self.by_dimension and operation.group.dimensions:
+            # The last one may be cut, and names both.
+            heads = [*heads, f"{operation.group.dimension}: {operation.op}"]
         shown = tuple(plain(head, most=200) for head in heads)
         over = min(columns, default=0), max(columns, default=0)
         bar, stuck = plain(bar, most=120), bool(self._stuck(operation))

@@ -25,7 +25,7 @@ from dlearn.join.operation_messages import messages_of
 from dlearn.join.tables.operation_table import Operation
 from dlearn.join.tables.operations import Calls, Operations
 from dlearn.join.wait_times import waited_until_ns
-from dlearn.shown import size_text, time_text
+from dlearn.shown import listed, size_text, time_text
 from dlearn.trace import Trace
 
 MOST_BARS = 4000  # Bars, spans or ticks: more are too narrow.
@@ -120,6 +120,12 @@ class TimelineModel:
 
     def ends(self, bar: Bar) -> tuple[float, float]:
         return self.lanes[bar.rank].bar(bar.row)
+
+    def over(self, color: str) -> str:
+        """Return " over shard" where calls of this colour are that, and other calls are not."""
+        dimensions = (bar.operation.group.dimension for bar in self.bars if bar.look.color == color)
+        names = [name or "other groups" for name in dict.fromkeys(dimensions)]
+        return f" over {plain(listed(names, 3))}" * operations(self.trace).several_dimensions
 
     @property
     def names(self) -> list[str]:
@@ -244,9 +250,12 @@ def bars_of(shown: Sequence[Operation], trace: Trace, *, until_ns: int) -> list[
     first = sorted(called, key=lambda name: (name.startswith("_"), -called[name]))
     hues = zip(first, SERIES[:5], strict=False)
     functions = {name: Look(f"call of {plain(name, most=30)}", hue) for name, hue in hues}
+    dimensions = {(look_of(each).color, each.group.dimension) for each in shown}
+    of_hue = Counter(color for color, _ in dimensions)
     for operation in shown:
+        named = of_hue[look_of(operation).color] > 1  # Else the legend says it.
         own = look_of(operation) if operation.bucket else functions.get(function_of(operation))
-        bars += [_bar(operation, end, trace, until_ns, own) for end in operation.ends]
+        bars += [_bar(operation, end, trace, until_ns, own, named=named) for end in operation.ends]
         bars += [_absent(operation, rank, trace, until_ns) for rank in operation.missing if rank in trace.ranks]
     return sorted(bars, key=lambda bar: bar.start_ns)
 
@@ -263,7 +272,9 @@ def is_collective(operation: Operation) -> bool:
     return isinstance(operation.ends[0], Collective)
 
 
-def _bar(operation: Operation, end: End, trace: Trace, until_ns: int, own: Look | None) -> Bar:
+def _bar(
+    operation: Operation, end: End, trace: Trace, until_ns: int, own: Look | None, *, named: bool
+) -> Bar:  # fmt: skip
     state: State = "ended"
     until = end.end_ns if end.end_ns is not None else until_ns
     if end.pending or end.failed:
@@ -276,11 +287,11 @@ def _bar(operation: Operation, end: End, trace: Trace, until_ns: int, own: Look 
         waited = None  # The callee works meanwhile.
     transfer = until if waited is None else min(waited, until)
     reasons = stuck_reasons(operation, end, trace)
-    labels, style = _labels(operation, end, reasons), own or look(end.op)
+    labels, style = _labels(operation, end, reasons, named=named), own or look(end.op)
     return Bar(end.rank, end.op, operation, end.start_ns, transfer, until, state, labels, style)
 
 
-def _labels(operation: Operation, end: End, reasons: Sequence[str]) -> tuple[str, ...]:
+def _labels(operation: Operation, end: End, reasons: Sequence[str], *, named: bool) -> tuple[str, ...]:
     size = payload_bytes(end)
     name = _name(operation, end)
     short = f"{name} {size_text(size)}" if size else name
@@ -288,11 +299,14 @@ def _labels(operation: Operation, end: End, reasons: Sequence[str]) -> tuple[str
         texts = [plain(text, most=160) for reason in reasons for text in (f"{short}: {reason}", reason)]
         return (*texts, short)
     # Torch numbers the groups that a program makes; other names are the program's, and may be long.
-    group = f"group {operation.group.name}" if operation.group.name.isdecimal() and not operation.group.default else ""
+    of = operation.group
+    group = f"group {of.name}" if of.name.isdecimal() and not of.default else ""
+    group = plain(of.dimension, most=30) * named or group
     module = plain(_module(operation), most=30)
     part = f"bucket {operation.bucket.index}" if operation.bucket else module
     both = ", ".join(each for each in (part, group) if each)
-    return (*((f"{short}, {both}", both) if both else ()), short, *((size_text(size),) if size else ()))
+    brief = (f"{short}, {both}", both, group or part) if both else ()
+    return (*dict.fromkeys(brief), short, *((size_text(size),) if size else ()))
 
 
 def _name(operation: Operation, end: End) -> str:
@@ -308,10 +322,10 @@ def wait_text(bar: Bar, trace: Trace) -> str:
 
 
 def brief_name(operation: Operation) -> str:
-    """Return "bucket 2", "all_reduce #3"; of FSDP2 "all_gather_single #4 (blocks.1)"."""
+    """Return "bucket 2", "all_reduce #3 over tp"; of FSDP2 "all_gather_single #4 (blocks.1)"."""
     module = f" ({_module(operation)})" * bool(_module(operation))
-    name = f"{operation.op} #{operation.seq}{module}"
-    return f"bucket {operation.bucket.index}" if operation.bucket else name
+    name = f"{operation.op} #{operation.seq}{operation.group.over}{module}"
+    return f"bucket {operation.bucket.index}{operation.group.over}" if operation.bucket else name
 
 
 def _module(operation: Operation) -> str:

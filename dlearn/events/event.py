@@ -79,8 +79,8 @@ class Footer(Line, tag="footer", frozen=True, kw_only=True):
 
 
 class GroupFact(Line, tag="group", frozen=True, kw_only=True):
-    """A process group of this process. `ranks[i]` is the global rank of group rank `i`. The inner group
-    of a glass-box backend is `within` another. `made` is equal in all members' files, and unique."""
+    """A process group. `ranks[i]` is the global rank of group rank `i`. An inner group is `within`
+    another. `made` is equal in all members' files, and unique. Meshes call it by `dimensions`."""
 
     name: str
     backend: str
@@ -90,6 +90,7 @@ class GroupFact(Line, tag="group", frozen=True, kw_only=True):
     default: bool = False
     within: str = ""
     made: str = ""
+    dimensions: tuple[str, ...] = ()
 
 
 class Socket(Line, tag="socket", frozen=True, kw_only=True):

@@ -8,6 +8,18 @@ from dlearn.events.source import SourceFact
 from dlearn.events.wiring import Wired
 
 RETURNED, EXITED = "returned", "exited"
+DEFAULT = "default_pg"  # How torch describes the default group.
+_NO_PURPOSE = ("", "undefined", "mesh_default", DEFAULT)
+
+
+def dimensions_of(description: str) -> tuple[str, ...]:
+    """Return what a group is for, by the description that torch keeps: of a mesh ("shard",)."""
+    return () if description in _NO_PURPOSE else (description.removeprefix("mesh_"),)
+
+
+def group_name(name: str, description: str) -> str:
+    """Return "shard 3": several groups have one description; torch's name is a count."""
+    return " ".join((*dimensions_of(description), name))
 
 
 class Joined(Line, tag="joined", frozen=True, kw_only=True):

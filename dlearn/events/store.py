@@ -282,8 +282,10 @@ def _take(file: ProcessFile, line: AnyLine | Event | None) -> None:
             file.footer = line
         case seen.GroupFact():
             _check_group(line)
-            if file.groups.setdefault(line.name, line) != line:
+            known = file.groups.get(line.name, line)  # A mesh may give it a name later.
+            if msgspec.structs.replace(line, dimensions=known.dimensions) != known:
                 raise ValueError(f"group {line.name[:40]!r} a second time, and different")
+            file.groups[line.name] = line
         case seen.Socket():
             if file.sockets.setdefault(line.id, line) != line:
                 raise ValueError(f"socket {line.id} a second time, and different")

@@ -24,7 +24,8 @@ KEPT = {
 }  # fmt: skip
 """Fields whose words are not the user's."""
 KINDS = {"host": "host", "site": "file", "path": "file", "local": "address", "remote": "address", "clock": "clock",
-         "reference": "clock", "job": "job", "group": "group"}  # fmt: skip
+         "reference": "clock", "job": "job", "group": "group",
+         "dimensions": "dimension"}  # fmt: skip
 """What stands for the words of a field; for those of all others "name-1"."""
 _PLAIN = re.compile(r"(step|epoch|iteration)?[ _]?\d*|default|world|MPI_COMM_WORLD|nccl \d+|\d+:\d+")
 """Names that tell nothing; by some of them steps are found."""

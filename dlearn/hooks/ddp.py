@@ -107,7 +107,7 @@ class _Watch:
                 sizes[name] = parameter.nbytes
                 hook = partial(self._ready, model, name)
                 self._undo.callback(parameter.register_post_accumulate_grad_hook(hook).remove)
-        group, site = self._groups.of(ddp.process_group).name, site_of(sys._getframe(1))
+        group, site = self._groups.of(ddp.process_group).fact.name, site_of(sys._getframe(1))
         names, size = tuple(sizes), sum(sizes.values())
         fact = DdpModel(model=model, group=group, site=site, parameters=names, bytes=size)
         self._emit.fact(fact)

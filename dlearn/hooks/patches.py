@@ -48,7 +48,7 @@ class Patches(ExitStack):
             def wrapper(*args: Any, **kwargs: Any) -> Any:
                 return call(original, *args, **kwargs)
 
-            return wrapper
+            return staticmethod(wrapper) if isinstance(original, staticmethod) else wrapper
 
         self.replace(owner, name, make)
 

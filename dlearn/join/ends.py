@@ -12,6 +12,7 @@ from dlearn.events.wiring import Wiring
 from dlearn.join.rpc.exchange_table import ExchangeTable
 from dlearn.join.rpc.rpc_exchange import RpcExchange
 from dlearn.join.wording import Reason, request_tensors, request_text, tensors_text
+from dlearn.shown import RankNames
 
 How = Literal["observed", "derived", "inferred", "missing"]
 
@@ -29,11 +30,23 @@ class Group(msgspec.Struct, frozen=True):
     members: tuple[int, ...]
     default: bool
     wiring: Wiring | None = None
+    dimensions: tuple[str, ...] = ()
+    """What the program's meshes call it, mostly one name."""
 
     @property
-    def described(self) -> bool:
-        """Return whether its name says what it is for, as "dp 1"; an inner group's does not."""
-        return " " in self.name and not self.name.endswith(" steps")
+    def dimension(self) -> str:
+        """Return its names in one word: "shard"; "" where it has none."""
+        return "/".join(self.dimensions)
+
+    @property
+    def over(self) -> str:
+        """Return " over shard", to stand behind an op; "" where it has no name."""
+        return f" over {self.dimension}" if self.dimensions else ""
+
+    def named(self, labels: RankNames) -> str:
+        """Return "shard (ranks 0 and 1)", of the default group "tp"; "" where it has no name."""
+        who = f" ({labels.together(self.members)})" if self.dimensions and not self.default else ""
+        return self.dimension + who
 
 
 class RpcEnd(Event, tag="rpc end", frozen=True, kw_only=True):

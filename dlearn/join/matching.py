@@ -97,8 +97,10 @@ def join_groups(processes: Sequence[Process]) -> Groups:
         # Of a member that wrote no line about the group, the others know its global rank.
         members = tuple(found[i][0] if i in found else rank_of[ranks[i] if ranks else i] for i in range(size))
         fact = next(iter(found.values()))[1]
+        named = dict.fromkeys(name for _, each in found.values() for name in each.dimensions)
         wired = {i: one for i, (rank, _) in found.items() if (one := wired_by[rank].get(name)) is not None}
-        group = Group(name, fact.backend, members, fact.default, Wiring(wired) if wired else None)
+        wiring = Wiring(wired) if wired else None
+        group = Group(name, fact.backend, members, fact.default, wiring, tuple(named))
         for rank, _ in found.values():
             joined[rank, name] = group
     return joined

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import cached_property, wraps
+from itertools import chain
 from typing import Any, Self, TypeVar, get_args
 
 import numpy as np
@@ -123,6 +124,20 @@ def check_op(op: str, table: EventTable) -> None:
     seen = {str(first.op) for first in table.firsts if hasattr(first, "op")}
     if op not in {*seen, "rpc_sync", "rpc_async", "remote"} and family_of_op(op) not in OPS:
         raise TraceError(f"there is no op {op!r}; this trace has: {', '.join(sorted(seen)[:30])}")
+
+
+def of_dimension(name: str, processes: Sequence[Process], table: EventTable) -> Mask:
+    """Return the calls in groups that are this dimension of a mesh. TraceError if none is."""
+    facts = ((process.rank, fact) for process in processes for fact in process.groups.values())
+    groups = {(rank, fact.name): fact.dimensions for rank, fact in facts}
+    if name not in (known := {*chain(*groups.values())}):
+        has = ", ".join(sorted(known)) or "none"
+        raise TraceError(f"there is no dimension {name!r} of a mesh; this trace has: {has}")
+
+    def is_in(first: Event) -> bool:
+        return name in groups.get((first.rank, getattr(first, "group", "")), ())
+
+    return table.of_firsts(is_in)
 
 
 # Spans ----------------------------------------------------------------------------------------------------------------

@@ -61,7 +61,8 @@ def _call(message: Message, number: int) -> dict[str, Any]:
     """Return the operation's name, if it is a collective, and its hue: of a bucket the bucket's."""
     operation = message.operation
     bucket = operation.bucket
-    name = f"{operation.op} #{operation.seq}" if isinstance(operation.ends[0], Collective) else ""
+    name = f"{operation.op} #{operation.seq}{operation.group.over}"
+    name *= isinstance(operation.ends[0], Collective)
     if bucket is not None:
         name += f" (bucket {bucket.index})"
     return {

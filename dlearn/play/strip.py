@@ -199,7 +199,7 @@ def _kind(operation: Operation, trace: Trace, lanes: dict[int, int]) -> dict[str
             size = sent.payload_bytes or 0
             pairs.append((lanes[sent.src], lanes[sent.dst], size, sent.message_count, sent.how))
     sites = dict.fromkeys(end.site for end in operation.ends if end.site)
-    text = f"{operation.op} of {operation.what}"
+    text = f"{operation.op}{operation.group.over} of {operation.what}"
     if sites:
         text += f" ({', '.join(sites)})"
     if operation.missing:

@@ -35,6 +35,7 @@ def selection_options() -> SentenceParser:
     part.add_argument("--rank", metavar="R", action="append", type=_rank, help=several)
     part.add_argument("--op", help="as all_reduce")
     part.add_argument("--phase", help="forward, backward, optimizer, ...")
+    part.add_argument("--dimension", metavar="D", help="of a mesh, as shard")
     window = "what began from A to B, in ms from the first event; also A: or :B"
     part.add_argument("--between", metavar="A:B", type=_window, help=window)
     return options
@@ -98,6 +99,7 @@ _PARTS: dict[str, tuple[Callable[[Trace, Any], Trace], Callable[[Trace], Sequenc
     "rank": (lambda trace, ranks: trace.where(rank=ranks), _ranks),
     "op": (lambda trace, op: trace.where(op=op), _ops),
     "phase": (lambda trace, phase: trace.where(phase=phase), lambda trace: trace.phases),
+    "dimension": (lambda trace, name: trace.where(dimension=name), _ops),
     "between": (lambda trace, window: trace.between(*window), _times),
 }
 """Of each option how it selects, and what there is to select: spans before their parts."""

@@ -19,7 +19,7 @@ from dlearn.join.ends import family_of_op
 from dlearn.join.operation_messages import message_count, messages_of
 from dlearn.join.tables.message_table import Message
 from dlearn.join.tables.operation_table import Operation
-from dlearn.shown import size_text
+from dlearn.shown import RankNames, size_text
 from dlearn.trace import Trace
 
 _SUMS = ("all_reduce", "reduce", "reduce_scatter")
@@ -117,7 +117,7 @@ def _play(
     """Add one operation to the walk; return whether a rank came to hold a whole sum."""
     members, summed = operation.group.members, family_of_op(operation.op) in _SUMS
     whole_sum = (1 << len(members)) - 1
-    title = _title(operation, size_text(cuts[-1]), {panel.title for panel in walk.panels})
+    title = _title(operation, trace.labels, size_text(cuts[-1]), walk)
     names = [trace.labels.short(rank) for rank in members]
 
     @cache
@@ -148,7 +148,7 @@ def _play(
 def _exchange(walk: WalkParts, operation: Operation, sent: dict[int, Message], trace: Trace) -> None:
     """Add an all-to-all: a rank has its own part for itself, and gets one from each other rank."""
     members, first = operation.group.members, next(iter(sent.values()))
-    title = _title(operation, size_text(first.whole_bytes), {panel.title for panel in walk.panels})
+    title = _title(operation, trace.labels, size_text(first.whole_bytes), walk)
 
     def came(dst: int, src: int) -> Change:
         return Change(title, dst, members.index(src), trace.labels.short(src), 1.0, (src,))
@@ -159,10 +159,12 @@ def _exchange(walk: WalkParts, operation: Operation, sent: dict[int, Message], t
         walk.changes[index].append(came(message.dst, message.src))
 
 
-def _title(operation: Operation, size: str, taken: set[str]) -> str:
+def _title(operation: Operation, labels: RankNames, size: str, walk: WalkParts) -> str:
     """Return a title that no other panel has, by which a change finds its panel."""
-    group = "" if operation.group.default else f" of group {operation.group.name}"
-    name = f"{operation.op} #{operation.seq}{group}"
+    group, taken = operation.group, {panel.title for panel in walk.panels}
+    of_group = "" if group.default else f" of group {group.name}"
+    of_group = f" over {named}" if (named := group.named(labels)) else of_group
+    name = f"{operation.op} #{operation.seq}{of_group}"
     what = f"{size}: whose part is in which piece (inferred)"
     again = (f"{name} ({number}), {what}" for number in count(2))
     return next(title for title in chain([f"{name}, {what}"], again) if title not in taken)

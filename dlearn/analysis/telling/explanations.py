@@ -266,7 +266,7 @@ def _errors(operation: Operation) -> tuple[tuple[int, str], ...]:
 def _sentence(group: Sequence[Operation], count: int, trace: Trace) -> str:
     """Write "In all: all_reduce of 8 B (int64[1]), 3 times; 0→1: 8 B (derived)."."""
     first, phase, src, dst = group[0], _phase(group[0]), group[0].sender, group[0].receiver
-    then = f" in {first.group.name}" if first.group.described else ""
+    then = f" over {named}" if (named := first.group.named(trace.labels)) else ""
     then += f" in {_PHASES.get(phase, phase)}" if phase != "none" else ""
     batches = {each.micro_batch for each in group}
     then += f" of {len(batches):,} micro-batches" if len(batches) > 1 else ""
@@ -373,7 +373,7 @@ def message_sentence(message: Message, trace: Trace) -> str:
     size = payload_text(message)
     if message.payload_bytes and message.payload_bytes < message.whole_bytes:
         size = f"{message.payload_bytes:,} of {message.whole_bytes:,} B"
-    why = f" for {message.op}" if message.op != "send" else ""
+    why = f" for {message.op}{message.operation.group.over}" if message.op != "send" else ""
     carried = message.describe(most=NAMES_SHOWN)
     what = f"{why}: {carried}" if carried else why
     if message.how == "missing":

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from dlearn.events.event import NOT_OBSERVED
-from dlearn.events.job_facts import Reached
+from dlearn.events.job_facts import Reached, group_name
 from dlearn.events.readers import rank_lines
 from dlearn.events.readers.rank_lines import OPS, ForeignRank, Lines, Tensors, numbers
 
@@ -167,9 +167,8 @@ class _Dumps:
         rank = ForeignRank(SOURCE, dump.rank, max(members) + 1)
         for name, ranks in groups.values():
             if dump.rank in ranks:
-                default = self._descriptions.get(name) == "default_pg"
-                backend = self._backends.get(name, "nccl")
-                rank.add_group(self._title(name), backend, ranks, default=default)
+                about, backend = self._descriptions.get(name, ""), self._backends.get(name, "nccl")
+                rank.add_group(self._title(name), backend, ranks, about)
         rank.facts += [status for key, status in reached if key not in self._with_sends]
         for entry in dump.entries:
             _add(rank, entry, self._title(entry.group))
@@ -186,7 +185,7 @@ class _Dumps:
         return name, numbers(config.ranks) or tuple(sorted(self._came[name]))
 
     def _title(self, name: str) -> str:
-        return rank_lines.title(name, self._descriptions.get(name, ""))
+        return group_name(name, self._descriptions.get(name, ""))
 
     def _reached(self, dump: Dump) -> list[tuple[Key, Reached]]:
         """Return how far this rank came in each group.

@@ -21,7 +21,7 @@ import msgspec
 
 from dlearn.events.clocks import ALL_WAIT
 from dlearn.events.event import Collective
-from dlearn.events.job_facts import ClockReading
+from dlearn.events.job_facts import ClockReading, group_name
 from dlearn.events.readers import rank_lines
 from dlearn.events.readers.rank_lines import OPS, ForeignRank, Lines, numbers
 
@@ -146,8 +146,8 @@ def _lines(path: Path, file: File, records: list[Said]) -> Lines:
         if not said.op or job.rank not in ranks:
             left_out_us.append(kernel.dur)
             continue
-        name = rank_lines.title(said.group, said.about)
-        rank.add_group(name, job.backend, ranks, default=said.about == "default_pg")
+        name = group_name(said.group, said.about)
+        rank.add_group(name, job.backend, ranks, said.about)
         by_order |= said.seq < 0
         start_ns = base_ns + round(kernel.ts * 1000)
         _add(rank, name, said, start_ns, start_ns + max(round(kernel.dur * 1000), 0))

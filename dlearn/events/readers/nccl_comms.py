@@ -7,6 +7,7 @@ from itertools import chain
 
 from dlearn.errors import TraceError
 from dlearn.events.event import NOT_OBSERVED, GroupFact, TensorInfo
+from dlearn.events.job_facts import DEFAULT
 from dlearn.events.readers import rank_lines
 from dlearn.events.readers.nccl_log import Comm, Device, Log, LoggedCall, ThreadPart
 from dlearn.events.readers.rank_lines import ForeignRank, Lines
@@ -139,7 +140,7 @@ class NcclLog(Log):
                 if not members:
                     rank.unexplained += len(comm.calls)
                     continue
-                rank.add_group(group.name, "nccl", members, default=group is world)
+                rank.add_group(group.name, "nccl", members, DEFAULT * (group is world))
                 rank.facts.append(group.wired(comm.rank, group.name))
                 for call in comm.calls:
                     _add(rank, group, call)

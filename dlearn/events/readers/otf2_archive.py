@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from dlearn.errors import TraceError, optional
 from dlearn.events.event import NOT_OBSERVED, Collective, GroupFact, Header, PointToPoint
-from dlearn.events.job_facts import Imported
+from dlearn.events.job_facts import DEFAULT, Imported
 from dlearn.events.readers import rank_lines
 from dlearn.events.readers.rank_lines import ForeignRank, Lines, Tensors
 
@@ -199,7 +199,7 @@ class _MpiJob:
         members = members or (rank.location,)  # An archive names none of MPI_COMM_SELF.
         ranks = [self._rank_of.get(member, -1) for member in members]
         if name not in rank.groups and rank.location in members and min(ranks) >= 0:
-            rank.add_group(name, "MPI", ranks, default=len(members) == len(self._ranks))
+            rank.add_group(name, "MPI", ranks, DEFAULT * (len(members) == len(self._ranks)))
         return name
 
     def lines(self) -> list[Lines]:

@@ -11,7 +11,7 @@ import msgspec
 
 from dlearn.errors import TraceError
 from dlearn.events.event import FORMAT, Collective, Event, GroupFact, Header, Line, PointToPoint, TensorInfo
-from dlearn.events.job_facts import Imported
+from dlearn.events.job_facts import DEFAULT, Imported, dimensions_of
 from dlearn.events.printable import printable
 
 Lines = tuple[Header, list[Line]]
@@ -44,11 +44,6 @@ OPS = {
 _numbers = msgspec.json.Decoder(tuple[Annotated[int, msgspec.Meta(ge=0, lt=10**15)], ...])
 
 
-def title(name: str, description: str) -> str:
-    """Return what people call a group, and its name: several have one description."""
-    return f"{description} {name}" if description not in ("", "default_pg", "undefined") else name
-
-
 def tensor(shape: Sequence[int], dtype: str, device: str) -> TensorInfo:
     """Return a dense tensor of this type, by torch's name, C++'s or Python's."""
     dtype = DTYPES.get(dtype, dtype)
@@ -75,10 +70,11 @@ class ForeignRank:
         self.unexplained = 0  # Calls that do not say who sent what to whom.
         self._turns: Counter[tuple[str, str]] = Counter()
 
-    def add_group(self, name: str, backend: str, ranks: Sequence[int], *, default: bool) -> None:
+    def add_group(self, name: str, backend: str, ranks: Sequence[int], about: str) -> None:
+        """Add a group of these global ranks, of which this rank is one, described as by torch."""
         self.groups[name] = GroupFact(
             name=name, backend=backend, rank=ranks.index(self.rank), size=len(ranks),
-            ranks=tuple(ranks), default=default,
+            ranks=tuple(ranks), default=about == DEFAULT, dimensions=dimensions_of(about),
         )  # fmt: skip
 
     def add(

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FakeProcessGroup, HashStore, ProcessGroup, Work
 from torch.distributed import distributed_c10d
+from torch.distributed.device_mesh import DeviceMesh
 
 from dlearn.errors import SetupError
 from dlearn.events.event import NOT_OBSERVED, REFUSED, Collective, PointToPoint
@@ -123,7 +124,7 @@ class _OpWatch:
         root = args[signature.root] if signature.root is not None else None
         inputs, outputs = tensors_of(args, signature.gives), tensors_of(args, signature.gets)
         name, parts = signature.name, signature.parts(args)
-        if name == "broadcast" and group.rank != root:
+        if name == "broadcast" and group.fact.rank != root:
             inputs, outputs = (), inputs
         number = note_collective(self._host, name, group, inputs, outputs, root=root, **parts)
         begun = None
@@ -151,7 +152,7 @@ class _OpWatch:
             size = ops.bytes_of(signature.tensors(args))
             self.waiting.hold(work, number, size, output=signature.output(args))
         if begun is not None:
-            self._host.times.collective(number, begun, work, group.name)
+            self._host.times.collective(number, begun, work, group.fact.name)
 
     def _p2p_begins(self, signature: Signature, args: Args) -> _Call:
         group = self._host.groups.of(ProcessGroup.unbox(args[signature.group]))
@@ -186,7 +187,7 @@ def note_collective(
     return host.event(
         Collective,
         op=op,
-        group=group.name,
+        group=group.fact.name,
         seq=next(group.collectives),
         inputs=tuple(map(ops.describe_one, inputs)),
         outputs=tuple(map(ops.describe_one, outputs)),
@@ -204,7 +205,7 @@ def note_p2p(host: Host, op: str, group: OwnGroup, tensor: torch.Tensor, peer: i
     return host.event(
         PointToPoint,
         op=op,
-        group=group.name,
+        group=group.fact.name,
         seq=next(group.p2ps),
         peer=peer,
         tag=tag,
@@ -227,7 +228,7 @@ def install_groups(host: Host) -> Undo:
     undo = Patches()
     present: list[str] = []
     for group in list(distributed_c10d._world.pg_map):
-        guarded(host, "a process group", lambda known=group: present.append(groups.of(known).name))
+        guarded(host, "a process group", lambda pg=group: present.append(groups.of(pg).fact.name))
     sockets.begin(present)
     count()
 
@@ -238,7 +239,7 @@ def install_groups(host: Host) -> Undo:
         size, rank, ranks, _backend, store = args[:5]
         if isinstance(result[0], ProcessGroup):  # Else this process is no member.
             groups.made(result[0], ranks or range(size))
-            if sockets.watch(groups.of(result[0]).name):
+            if sockets.watch(groups.of(result[0]).fact.name):
                 count()
         if group_desc == "default_pg":
             clocks.join("group", store, rank, size)
@@ -257,6 +258,8 @@ def install_groups(host: Host) -> Undo:
         guarded(host, "the clocks", clocks.join, "group", store, dist.get_rank(), dist.get_world_size())
     undo.callback(groups.kept.clear)
     undo.around(host, distributed_c10d, "_new_process_group_helper", before=making, after=made)
+    undo.around(host, DeviceMesh, "__init__", after=lambda _, mesh, *_a, **_k: groups.in_mesh(mesh))
+    undo.around(host, DeviceMesh, "from_group", after=lambda mesh, *_, **_k: groups.in_mesh(mesh))
     for owner in (distributed_c10d, dist):
         undo.around(host, owner, "destroy_process_group", before=destroying)
     return undo.close

@@ -13,19 +13,21 @@ from weakref import WeakKeyDictionary, ref
 
 import torch
 import torch.distributed as dist
+from msgspec.structs import replace
 from torch._C._distributed_c10d import ProcessGroup, _dump_fr_trace_json  # type: ignore[attr-defined]
+from torch.distributed.device_mesh import DeviceMesh
 
 from dlearn.events.event import GroupFact
+from dlearn.events.job_facts import DEFAULT, dimensions_of, group_name
 from dlearn.hooks import Emit
 from dlearn.hooks.network.clock import word_in
 
 
 @dataclass
 class OwnGroup:
-    """A process group with its counters; `name` is torch's own, of a second one with a number."""
+    """A process group with its counters; its name is torch's own, of a second one with a number."""
 
-    name: str
-    rank: int
+    fact: GroupFact
     end_by_callback: bool
     on_gpu: bool  # Whether its operations may run on a stream of a GPU; gloo's are on the host.
     collectives: Iterator[int]
@@ -61,6 +63,17 @@ class Groups:
         else:
             self.kept.append(group)
 
+    def in_mesh(self, mesh: DeviceMesh) -> None:
+        """Describe groups again that a mesh has names for: torch names only those that it makes."""
+        for index, name in enumerate(mesh.mesh_dim_names or ()):
+            try:
+                own = self.of(mesh.get_group(index))
+            except (RuntimeError, IndexError):
+                return  # A part of a mesh that is made without groups, or of other ranks.
+            if name not in own.fact.dimensions:
+                own.fact = replace(own.fact, dimensions=(*own.fact.dimensions, name))
+                self._emit.fact(own.fact)
+
     def _numbered(self, name: str, between: str) -> str:
         """Return "1", and the second time "1~2"."""
         self._uses[name] += 1
@@ -81,8 +94,10 @@ class Groups:
 
     def _meet(self, pg: ProcessGroup, ranks: Iterable[int]) -> OwnGroup:
         outer = getattr(pg, "steps_of", None)
-        within = self.of(outer).name if outer is not None else ""
-        name = f"{within} steps" if outer is not None else self._numbered(_name_of(pg), "~")
+        within = self.of(outer).fact.name if outer is not None else ""
+        about = pg.group_desc if outer is None else ""
+        named = group_name(pg.group_name, about)
+        name = f"{within} steps" if outer is not None else self._numbered(named, "~")
         _, store = dist.distributed_c10d._world.pg_map.get(outer or pg, (None, None))
         word = word_in(store, "dlearn/group")
         fact = GroupFact(
@@ -91,30 +106,22 @@ class Groups:
             rank=pg.rank(),
             size=pg.size(),
             ranks=tuple(ranks),
-            default=pg.group_desc == "default_pg",
+            default=pg.group_desc == DEFAULT,
             within=within,
             # A store that outlives a group tells the same word again.
             made=self._numbered(f"{word} steps" if outer is not None else word, " ") if word else "",
+            dimensions=dimensions_of(about),
         )
         self._emit.fact(fact)
         # A recording that begins late, or on one rank earlier than on the others, numbers as the group itself does.
         done = _calls_made(pg)
         return OwnGroup(
-            fact.name,
-            fact.rank,
+            fact,
             end_by_callback=not fact.backend.startswith("nccl"),  # In torch 2.15 "nccl" is one that is named nccl2.
             on_gpu=fact.backend != "gloo",
             collectives=itertools.count(done + 1),
             p2ps=itertools.count(1),
         )
-
-
-def _name_of(pg: ProcessGroup) -> str:
-    """Return torch's name of a group, a count; with a description, as a mesh's, "dp 1"."""
-    purpose = pg.group_desc.removeprefix("mesh_")
-    if purpose in ("", "undefined", "default_pg"):
-        return pg.group_name
-    return f"{purpose} {pg.group_name}"
 
 
 def _backend_name(pg: ProcessGroup) -> str:

@@ -253,4 +253,5 @@ class Messages(Lazy[Message], Shown):
             size = "?" if message.payload_bytes is None else f"{message.payload_bytes:,}"
             sent = "-" if message.sent_ns is None else f"{(message.sent_ns - first_ns) / 1e6:,.3f}"
             how = f"{message.how}, confirmed" if message.confirmed else message.how
-            yield src, dst, size, sent, how, message.op, message.describe(most=_NAMES_SHOWN)
+            op = message.op + message.operation.group.over
+            yield src, dst, size, sent, how, op, message.describe(most=_NAMES_SHOWN)

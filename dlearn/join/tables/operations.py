@@ -98,6 +98,11 @@ class Operations(View[Operation], Shown):
             found[places] = question(one)
         return found
 
+    @cached_property
+    def several_dimensions(self) -> bool:
+        """Return whether meshes call their groups by different names: else no picture says it."""
+        return len({one.group.dimension for one, _ in self._all_groups}) > 1
+
     def group_sizes(self) -> list[tuple[Operation, int]]:
         """Return one operation of each group, and how many the group has."""
         return [(one, len(places)) for one, places in self.groups()]
@@ -175,9 +180,11 @@ class Operations(View[Operation], Shown):
         return each.op, self._ranks(each), at, took, f"{each.given_bytes:,}", short
 
     def _ranks(self, each: Operation) -> str:
+        """Return "rank 0, rank 1"; of a group with a name "shard: rank 0, rank 1"."""
+        of_group = f"{each.group.dimension}: " if each.group.dimensions else ""
         if each.sender is not None and each.receiver is not None:
-            return f"{self.labels[each.sender]} -> {self.labels[each.receiver]}"
-        return first_few([self.labels[rank] for rank in each.ranks], _RANKS_SHOWN)
+            return f"{of_group}{self.labels[each.sender]} -> {self.labels[each.receiver]}"
+        return of_group + first_few([self.labels[rank] for rank in each.ranks], _RANKS_SHOWN)
 
 
 def whole_numbers(values: Column) -> Any:
