@@ -200,7 +200,7 @@ charts.retitle(draw.timeline(steps["FSDP"]), f"One step of FSDP: {', '.join(orde
 held = {way: analysis.rank_memory(steps[way]) for way in steps}
 for way in steps:
     print(f"{way}: sends {sent(runs[way])}, gathered at most {held[way].most(0, 'gathered') / P:.2f} P")
-    axes = draw.memory(steps[way])
+    charts.retitle(draw.memory(steps[way]), f"{way}: {held[way].finding}")
 
 # %% tags=["T5", "T6", "check"]
 assert ours == torchs
@@ -258,7 +258,8 @@ assert sent(more["FSDP on gloo"]) == {GATHER: 2, SCATTER: 2}
 
 # %%
 runs["HSDP"] = ring.run(train, "FSDP", (2, 2))
-leaving = {way: sent(run, P, lambda src, dst: src // 2 != dst // 2) for way, run in runs.items()}
+ways = ("DDP", "FSDP", "HSDP")
+leaving = {way: sent(runs[way], P, lambda src, dst: src // 2 != dst // 2) for way in ways}
 print("between the hosts, in P:", leaving)
 draw.groups(runs["HSDP"].trace)
 play.player(runs["HSDP"].trace.within("step 2"))
@@ -277,8 +278,7 @@ play.player(runs["HSDP"].trace.within("step 2"))
 # are enough. ([How to scale your model](https://jax-ml.github.io/scaling-book/training/) derives the same.)
 
 # %% tags=["T9", "check"]
-expected = [{REDUCE: 3}, {GATHER: 3, SCATTER: 1.5}, {REDUCE: 2}]
-assert [leaving[way] for way in ("DDP", "FSDP", "HSDP")] == expected
+assert [*leaving.values()] == [{REDUCE: 3}, {GATHER: 3, SCATTER: 1.5}, {REDUCE: 2}]
 assert (round(989e12 / 450e9), round(989e12 / 50e9)) == (2_198, 19_780)
 
 # %% [markdown]
@@ -309,10 +309,10 @@ lessons.check("sharded_optimizer", my_optimizer, student="")  # your name: it ch
 
 # %% tags=["exercise"]
 def my_fsdp(shards, x, forward, backward):
-    """Make a step of FSDP. `shards` is this rank's 1/n of the weights of 3 layers, each in one row. Gather a layer's
-    before `forward(weights, x)`, which returns y, and before `backward(weights, x, y, gradient)`, which returns the
-    gradients of x and of the weights, and free them: hold at most 2 tensors of a layer's size. The gradient of the last
-    y is y itself. Return this rank's shards of the weights' gradients, each the mean over all ranks.
+    """Make a step of FSDP. `shards`: this rank's 1/n of the weights of 3 layers, each in one row. Gather those of one
+    layer just before `forward(weights, x)`, which returns y, and `backward(weights, x, y, gradient)`, which returns the
+    gradients of x and of the weights. Then free them: hold at most 2 tensors of a layer's size. The gradient of the
+    last y is y itself. Return this rank's shards of the weights' gradients, each the mean over all ranks.
     """
     return  # replace this by your step
 

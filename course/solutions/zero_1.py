@@ -34,10 +34,10 @@ def with_torchs_sgd(parameters, gradient_of, steps, rate, momentum):
     mine, world = parameters.chunk(dist.get_world_size())[dist.get_rank()].clone(), dist.group.WORLD
     sgd = torch.optim.SGD([mine], lr=rate, momentum=momentum)
     for step in range(steps):
-        gradient = functional.reduce_scatter_tensor(gradient_of(parameters, step), "avg", 0, world)
+        gradient = functional.reduce_scatter_single(gradient_of(parameters, step), "avg", 0, world)
         mine.grad = functional.wait_tensor(gradient)
         sgd.step()
-        parameters.copy_(functional.all_gather_tensor(mine, 0, world))
+        parameters.copy_(functional.all_gather_single(mine, 0, world))
     return sgd.state[mine]["momentum_buffer"]
 
 
