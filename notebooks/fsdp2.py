@@ -257,25 +257,24 @@ assert sent(more["FSDP on gloo"]) == {GATHER: 2, SCATTER: 2}
 # mesh of (2, 2). The picture shows its groups, the player its messages. Which of them leave a host?
 
 # %%
-runs["HSDP"] = ring.run(train, "FSDP", (2, 2))
-ways = ("DDP", "FSDP", "HSDP")
-leaving = {way: sent(runs[way], P, lambda src, dst: src // 2 != dst // 2) for way in ways}
+compared = {"DDP": runs["DDP"], "FSDP": runs["FSDP"], "HSDP": ring.run(train, "FSDP", (2, 2))}
+leaving = {way: sent(run, P, lambda src, dst: src // 2 != dst // 2) for way, run in compared.items()}
 print("between the hosts, in P:", leaving)
-draw.groups(runs["HSDP"].trace)
-play.player(runs["HSDP"].trace.within("step 2"))
+draw.groups(compared["HSDP"].trace)
+play.player(compared["HSDP"].trace.within("step 2"))
 
 # %% [markdown]
-# Two arrows of a ring of four cross: DDP sends 3 P between the hosts, FSDP 4.5 P. HSDP gathers and reduce-scatters in a
-# host. Then each rank all-reduces its half of the gradients with the one rank that has the same half: 2 P.
+# Two arrows of a ring of four cross: DDP sends 3 P between the hosts, FSDP 4.5 P. HSDP gathers and reduce-scatters
+# inside a host. Then each rank all-reduces its half of the gradients with the one rank that has the same half: 2 P.
 #
 # ## When is it hidden?
 #
 # A gather costs no time while the layer before it still computes. Forward, a layer of p weights takes 2 T p operations
-# for T tokens (here: images) on a rank, and receives (n-1)/n · 2 p bytes in bfloat16. Both take equally long at
-# **T = C / W · (n-1)/n**, with C operations and W bytes a second; the size of the model does not matter. For many H100
-# SXM the *prediction* from the data sheet (C = 989 TFLOP/s) is T = 2,198 tokens over NVLink (450 GB/s each way), and
-# 19,780 over a card of 400 Gbit/s (50 GB/s). With fewer tokens a rank waits. Real kernels reach less than C, so fewer
-# are enough. ([How to scale your model](https://jax-ml.github.io/scaling-book/training/) derives the same.)
+# for T tokens (here: images) on a rank, and receives (n-1)/n · 2 p bytes in bfloat16: about T operations a byte. Both
+# take equally long at **T = C / W · (n-1)/n**, with C operations and W bytes a second; the size of the model does not
+# matter. The *prediction* for many H100 SXM (data sheet: C = 989 TFLOP/s) is T = 2,198 tokens over NVLink (450 GB/s
+# each way), and 19,780 over a network card of 400 Gbit/s (50 GB/s). With fewer tokens a rank waits. Real kernels reach
+# less than C, so fewer are enough. ([How to scale your model](https://jax-ml.github.io/scaling-book/training/).)
 
 # %% tags=["T9", "check"]
 assert [*leaving.values()] == [{REDUCE: 3}, {GATHER: 3, SCATTER: 1.5}, {REDUCE: 2}]
