@@ -185,8 +185,9 @@ steps = {way: run.trace.within("step 2") for way, run in runs.items()}
 order = [f"{each.op.removesuffix('_single')} {each.ends[0].module}" for each in operations(steps["FSDP"])]
 edge = attrgetter("op", "src", "dst", "payload_bytes")
 ours, torchs = (Counter(map(edge, messages(run.trace.within("step 2")))) for run in (hand["ZeRO-3"], runs["FSDP"]))
-print("the same messages:", ours == torchs)
-charts.retitle(draw.timeline(steps["FSDP"]), f"One step of FSDP: {', '.join(order)}")
+print("the same messages:", ours == torchs, order)
+layers = [name[-1] for name in order if name.startswith("all_gather")]
+charts.retitle(draw.timeline(steps["FSDP"]), f"FSDP gathers layers {', '.join(layers)}")
 
 # %% [markdown]
 # The messages are those of our ZeRO-3, to the byte. Only their order differs: in the backward pass `fully_shard`
@@ -198,9 +199,9 @@ charts.retitle(draw.timeline(steps["FSDP"]), f"One step of FSDP: {', '.join(orde
 
 # %%
 held = {way: analysis.rank_memory(steps[way]) for way in steps}
-for way in steps:
-    print(f"{way}: sends {sent(runs[way])}, gathered at most {held[way].most(0, 'gathered') / P:.2f} P")
-    charts.retitle(draw.memory(steps[way]), f"{way}: {held[way].finding}")
+for way, step in steps.items():
+    most = f"at most {held[way].most(0, 'gathered') / P:.2f} P gathered"
+    charts.retitle(draw.memory(step), f"{way}: sends {sum(sent(runs[way]).values()):g} (n-1)/n P, holds {most}")
 
 # %% tags=["T5", "T6", "check"]
 assert ours == torchs
