@@ -244,7 +244,7 @@ for n in runs:
     assert pairs("reduce_scatter", n) == pairs("all_reduce", n)
 
 # %% [markdown]
-# Sharded training uses reduce-scatters. The lesson [sharding](sharding.ipynb) shows what this costs it.
+# Sharded training uses reduce-scatters. The lesson [fsdp2](fsdp2.ipynb) shows what this costs it.
 #
 # **Two: gloo's reduce wastes bytes when the data are large.** So far, a reduce on 2 ranks took 1.5 S in all: each rank
 # sends one half, then rank 1 sends its finished half to rank 0. Now the data grow.
@@ -323,7 +323,7 @@ assert wasted == {1 * MiB: 1.5, 4 * MiB: 1.5, 7 * MiB: 2.0, 16 * MiB: 2.25}
 #
 # **Other backends** use other messages. NCCL, which was not run here, has a [reduce-scatter of its
 # own](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/collectives.html), so gloo's factor of 2 does not
-# hold there.
+# hold there. Nor does it on dlearn's readable ring, on which [fsdp2](fsdp2.ipynb) runs.
 #
 # ## Exercises
 #

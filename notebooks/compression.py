@@ -381,10 +381,10 @@ for what, trace in traces.items():
     print(f"{what:14} {per_rank[what]}\n    " + "; ".join(told))
 
 # %% [markdown]
-# SGD and Adam send the same, because Adam's state never travels. fp16 sends half, with any optimizer. With **ZeRO**
-# each rank keeps a part of Adam's state, updates a part of the parameters and broadcasts it: P bytes more in all
-# (lesson [sharding](sharding.ipynb)). **BatchNorm** has buffers, the running mean and variance and a step counter. Rank
-# 0 broadcasts them in each forward pass: 1,032 bytes here.
+# SGD and Adam send the same, because Adam's state never travels. fp16 sends half, with any optimizer. With torch's
+# **ZeRO** each rank keeps a part of Adam's state, updates a part of the parameters and broadcasts it: P bytes more in
+# all. (Without DDP's all-reduce it needs none: [fsdp2](fsdp2.ipynb).) **BatchNorm** has buffers, the running mean and
+# variance and a step counter. Rank 0 broadcasts them in each forward pass: 1,032 bytes here.
 
 # %% tags=["DM3", "check"]
 assert per_rank["SGD"] == per_rank["Adam"] == [P, P]

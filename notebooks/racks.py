@@ -13,7 +13,7 @@
 # **Goals.** You will be able to count the bytes that an all-reduce sends between two racks; say why an all-reduce on
 # two levels sends fewer; choose the mesh of HSDP.
 #
-# **Before this:** [slow_network](slow_network.ipynb), [sharding](sharding.ipynb). **Takes** about 25 minutes.
+# **Before this:** [slow_network](slow_network.ipynb), [fsdp2](fsdp2.ipynb). **Takes** about 25 minutes.
 #
 # In real clusters, links inside a rack or a host are fast, and links between racks are slow. Here are two racks of two
 # ranks each. All messages between the racks share one link of 20 Mbit/s. (The lesson needs namespaces: Linux only, no
@@ -164,7 +164,7 @@ charts.bars(
 # %% [markdown]
 # DDP's ring sends 3 S. FSDP gathers the parameters in a ring (1.5 S). Its reduce-scatter, which on gloo is an
 # all-reduce (lesson [collectives](collectives.ipynb)), sends 3 S more. (It gathers once: the whole model is one unit
-# here, and is kept from the forward to the backward pass. In [sharding](sharding.ipynb) each layer is a unit, and is
+# here, and is kept from the forward to the backward pass. In [fsdp2](fsdp2.ipynb) each layer is a unit, and is
 # gathered twice.) HSDP sends 2 S between the racks, the gradients once in each direction, and gathers inside a rack.
 # All three end with the same model, except for rounding.
 

@@ -2,7 +2,7 @@
 
     from dlearn import lessons
     lessons.check("ring", my_ring)                 # in a notebook: passed, or the finding and one hint
-    lessons.answer("sharding.bytes_of_fsdp", 24)   # right, or not yet and a hint
+    lessons.answer("fsdp2.bytes_of_fsdp", 24)      # right, or not yet and a hint
     lessons.predict("ring.bytes", 24_000)          # keeps what you expect, in a file beside your notebook
 
 For pytest: `dlearn.course.pytest_plugin`. Solutions, right and wrong ones, stand apart in the
