@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   dlearn:
-#     ids: [Q8, Q15]
+#     ids: [Q8]
 #     minutes: 0.4
 #     needs: []
 #     peak_mb: 900
@@ -31,11 +31,9 @@ from math import isclose
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
@@ -262,51 +260,6 @@ for how, found in peaks.items():
 # %% [markdown]
 # Not here, because it gathers one layer at a time. So a rank holds at most its own half and one gathered layer; the
 # largest has 66 kB. (FSDP may gather the next layer early, to hide the wait. Then it holds two layers.)
-#
-# ## Or cut the layers: tensor parallel
-#
-# Tensor parallel does not divide the images; it cuts the *matrices*. Of two linear layers, the first is cut by columns,
-# so that each rank computes half of the hidden units. The second is cut by rows, so that each rank has one summand of
-# every output. Here torch does it, with `ColwiseParallel` and `RowwiseParallel`. **Predict first:** what decides its
-# bytes?
-
-# %%
-my_size = lessons.predict("sharding.tensor parallel", None, choices=("the weights", "the batch"))
-BATCH, WIDTH, HIDDEN = 16, 64, 256
-
-
-def cut(size):
-    torch.manual_seed(0)
-    layers = nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, WIDTH))
-    x = torch.ones(size, WIDTH).requires_grad_()
-    expected = layers(x)
-    (of_one,) = torch.autograd.grad(expected.square().sum(), x)
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    parallelize_module(layers, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
-    with span("step"):
-        y = layers(x)
-        y.square().sum().backward()
-    return torch.allclose(y, expected, atol=1e-5) and torch.allclose(x.grad, of_one, atol=1e-5)
-
-
-cut_runs = {size: Cluster(2).run(cut, size) for size in (BATCH, 2 * BATCH)}
-for size, run in cut_runs.items():
-    told = [f"{each.op} of {each.ends[0].inputs[0].payload_bytes:,} B" for each in operations(run.trace.within("step"))]
-    print(f"{size} images: {', then '.join(told)}")
-
-# %% [markdown]
-# There is one all-reduce forward and one backward. Each is as large as the *activations* at the cut: batch times width.
-# Weights and their gradients never travel. The next layer has to wait for each of these all-reduces, so tensor parallel
-# is used within a machine.
-
-# %% tags=["Q15", "check"]
-for size, run in cut_runs.items():
-    calls = operations(run.trace.within("step"))
-    assert [each.op for each in calls] == ["all_reduce", "all_reduce"]
-    assert all(each.ends[0].inputs[0].payload_bytes == size * WIDTH * 4 for each in calls)
-    assert [each.ends[0].phase for each in calls] == ["forward", "backward"]
-    assert run.results == {0: True, 1: True}  # as on one device, forward and backward
-my_size and my_size.against("the batch")
 
 # %% [markdown]
 # ## Answers
@@ -359,15 +312,3 @@ def my_fsdp(shards, x, forward, backward):
 
 
 lessons.check("fsdp_by_hand", my_fsdp, student="")
-
-
-# %% tags=["exercise"]
-def my_layers(x, columns, rows, bias):
-    """Return `relu(x @ first.T) @ second.T + bias`, differentiable, with the outputs and gradients of one device. Each
-    rank has the whole x and bias, 1/n of the rows of `first` (`columns`: its own hidden units) and the columns of
-    `second` (`rows`) that go with them.
-    """
-    return torch.relu(x @ columns.T) @ rows.T + bias  # only this rank's share: what is missing, forward and backward?
-
-
-lessons.check("column_row", my_layers, student="")

@@ -18,7 +18,8 @@ from dlearn.join.message_evidence import messages
 from dlearn.trace import Trace
 
 TOLERANCE = 1e-9  # Largest difference, in float64, that a different order of adding may make.
-AVERAGING = ("all_reduce", "reduce_scatter_single", "reduce_scatter", "all_gather_single", "all_gather")
+_COALESCED = ("reduce_scatter_single_coalesced", "all_gather_single_coalesced")  # What torch's functional ones call.
+AVERAGING = ("all_reduce", "reduce_scatter_single", "reduce_scatter", "all_gather_single", "all_gather", *_COALESCED)
 """Collectives that can average gradients: an all-reduce is a reduce-scatter and an all-gather."""
 
 
