@@ -4,7 +4,7 @@
 #     ids: [Q15, T1, T2, T3, T4]
 #     minutes: 0.5
 #     needs: []
-#     peak_mb: 700
+#     peak_mb: 800
 # ---
 
 # %% [markdown]
@@ -98,8 +98,8 @@ def step(cut, tokens=T, hidden=H, part=Block.whole):
 
 # %% [markdown]
 # The backend `dlearn_ring` is a glass box: a ring in Python of which every message is seen. **Predict first:** what
-# doubles the bytes, twice as many hidden units or twice as many tokens? Then look at the picture: what does a rank
-# compute while it is in an all-reduce?
+# doubles the bytes, twice as many hidden units or twice as many tokens? Then look at the picture: a bar is a
+# call, and a rank leaves it when it has the sum. How many calls does each rank make?
 
 # %%
 my_size = lessons.predict("tensor_parallel.what doubles the bytes", None, choices=("hidden units", "tokens"))
@@ -110,7 +110,7 @@ sent = {size: traffic(step).bytes_from(rank=0) for size, step in steps.items()}
 for (tokens, hidden), size in sent.items():
     print(f"{tokens} tokens, {hidden} hidden units: {size:,} B from each rank")
 my_size and my_size.against("tokens" if sent[2 * T, H] > sent[T, 2 * H] else "hidden units")
-axes = draw.timeline(steps[T, H])
+axes = charts.retitle(draw.timeline(steps[T, H]), "A block takes one all-reduce forward and one backward")
 
 # %% tags=["T1", "Q15", "check"]
 for (tokens, hidden), run in runs.items():
@@ -122,7 +122,7 @@ for (tokens, hidden), run in runs.items():
 # %% [markdown]
 # There is one all-reduce forward and one backward, each of T · W numbers. In a ring a rank sends **2 · 2 (n-1)/n · T ·
 # W · 4** bytes for both. Weights and their gradients never travel. So the bytes grow with the batch, and not with H. In
-# DDP it is the other way round. And a rank computes nothing during an all-reduce, because the next layer needs the sum.
+# DDP it is the other way round. And the next layer needs the sum, so a rank waits in each call: nothing hides it.
 #
 # ## Forget the all-reduce of the backward pass
 #
@@ -168,7 +168,7 @@ pairs = {"right, from one device": (right.results[0][1], one[1]), "forgotten, fr
 pairs["forgotten, rank 1 from rank 0"] = (next_one, mine)
 drift = {name: ((a - b).norm(dim=(1, 2)) / b.norm(dim=(1, 2))).tolist() for name, (a, b) in pairs.items()}
 series = {name: charts.Series(range(1, 21), values) for name, values in drift.items()}
-title = "Without the backward all-reduce the ranks' copies of embed drift apart, and away from one device"
+title = "Without the backward all-reduce, the copies of embed leave one device's, and each other"
 axes = charts.lines(series, title=title, x="step", y="distance, relative to embed")
 missing = analysis.compare(right.trace, wrong.trace, names=("right", "forgotten"))
 missing
@@ -243,7 +243,7 @@ def forward(cut, part=Block.whole):
 cuts = {"by hand": (by_hand,), "tensor parallel": (torchs,), "sequence parallel": (sequence, Block.own)}
 passes = {name: ring.run(forward, *how) for name, how in cuts.items()}
 kept = {name: run.results[0][1] for name, run in passes.items()}
-title, parts = "With sequence parallel the norm keeps 1/4 of its tensors", [charts.Part("kept", [*kept.values()])]
+title, parts = "Sequence parallel keeps less: 1/4 of the norm's tensors", [charts.Part("kept", [*kept.values()])]
 axes = charts.bars([*kept], parts, title=title, y="kept for the backward pass, in B", text="{:,.0f} B".format)
 
 # %% tags=["T3", "Q15", "check"]
