@@ -213,13 +213,13 @@ same = analysis.compare(steps[T, H], tensor, names=("by hand", "torch's own"))
 other = analysis.compare(tensor, cut, names=tuple(ways))
 print(same.sentence, other, sep="\n\n")
 my_ratio and my_ratio.against(other.total.b.payload_bytes / other.total.a.payload_bytes)
-play.player(cut.where(phase="forward"))
+play.player(cut.where(op="all_gather_single_coalesced", phase="forward"))
 
 # %% [markdown]
 # torch's tensor parallel sends the same as by hand. Sequence parallel sends **as many bytes**: an all-reduce *is* a
 # reduce-scatter and an all-gather. (On gloo it sends 1.5 times as many, because gloo's reduce-scatter costs a whole
-# all-reduce.) In the player: after which call does a rank have all tokens? What is gained is memory: autograd says
-# which tensors it keeps for the backward pass.
+# all-reduce.) The player shows the first all-gather: after which round does a rank have all tokens? What is gained is
+# memory: autograd says which tensors it keeps for the backward pass.
 
 
 # %%
