@@ -1,7 +1,9 @@
-"""Exercise `column_row`: two right answers, and wrong ones with what the grade says of them."""
+"""Exercise `column_row`: three right answers, and wrong ones with what the grade says of them."""
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate
 
 
 def summed(tensor):
@@ -50,6 +52,13 @@ def by_hand(x, columns, rows, bias):
     return mine + (summed(mine.detach()) - mine.detach()) + bias
 
 
+def with_dtensors(x, columns, rows, bias):
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    copied = DTensor.from_local(x, mesh, [Replicate()]).to_local(grad_placements=[Partial()])
+    share = DTensor.from_local(torch.relu(copied @ columns.T) @ rows.T, mesh, [Partial()])
+    return share.redistribute(placements=[Replicate()]).to_local() + bias
+
+
 def forgets_the_backward(x, columns, rows, bias):
     return Summed.apply(torch.relu(x @ columns.T) @ rows.T) + bias
 
@@ -80,12 +89,12 @@ def every_rank_adds_the_bias(x, columns, rows, bias):
     return Summed.apply(torch.relu(Copied.apply(x) @ columns.T) @ rows.T + bias)
 
 
-RIGHT = (two_functions, by_hand)
+RIGHT = (two_functions, by_hand, with_dtensors)
 WRONG = (
     (every_rank_adds_the_bias, "away from the output of one device", "Which rank adds it"),
-    (forgets_the_backward, "each rank sends 960 B instead of 1,920 B"),
-    (forgets_the_forward, "each rank sends 960 B instead of 1,920 B"),
+    (forgets_the_backward, "each rank sends 1,920 B instead of 3,840 B"),
+    (forgets_the_forward, "each rank sends 1,920 B instead of 3,840 B"),
     (sums_the_outputs_gradient, "away from the gradient of x of one device", "passes gradients through"),
-    (gathers_the_weights, "each rank sends 3,840 B instead of 1,920 B"),
-    (sums_before_the_relu, "each rank sends 2,496 B instead of 1,920 B"),
+    (gathers_the_weights, "each rank sends 5,760 B instead of 3,840 B"),
+    (sums_before_the_relu, "each rank sends 5,568 B instead of 3,840 B"),
 )

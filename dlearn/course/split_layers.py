@@ -1,4 +1,4 @@
-"""Exercises with layers that are split: by columns and rows, in shards, by blocks of a sequence, and by experts."""
+"""Exercises with layers that are split: in shards, by blocks of a sequence, and by experts."""
 
 import gc
 from collections.abc import Callable
@@ -9,57 +9,9 @@ import torch
 import torch.distributed as dist
 
 from dlearn.analysis import traffic
-from dlearn.course.criteria import AVERAGING, assert_one_device, averages, fresh, only_sends, sends
-from dlearn.course.exercise import SPAN, Attempt, Exercise, ResultError, numbers, submit
+from dlearn.course.criteria import AVERAGING, assert_one_device, fresh, only_sends, sends
+from dlearn.course.exercise import Attempt, Exercise, ResultError, numbers, submit
 from dlearn.errors import TrafficError
-from dlearn.recorder import span
-
-# Two linear layers, cut by columns and by rows ------------------------------------------------------------------------
-
-IMAGES, INPUTS, HIDDEN = 6, 20, 24  # 2, 3 and 4 divide HIDDEN and IMAGES * INPUTS.
-
-
-def _whole_layers(seed: int) -> list[torch.Tensor]:
-    """Return input, two weights and bias, of the shapes in `shapes`; the bias has [INPUTS]."""
-    shapes = (IMAGES, INPUTS), (HIDDEN, INPUTS), (INPUTS, HIDDEN), (1, INPUTS)
-    drawn = [numbers(a * b, seed, number).view(a, b) - 0.5 for number, (a, b) in enumerate(shapes)]
-    return [*drawn[:3], drawn[3][0]]
-
-
-def drive_column_row(layers: Callable[..., torch.Tensor], seed: int) -> tuple[torch.Tensor, ...]:
-    rank, n = dist.get_rank(), dist.get_world_size()
-    x, first, second, bias = _whole_layers(seed)
-    leaves = [x, first.chunk(n)[rank].clone(), second.chunk(n, dim=1)[rank].clone(), bias]
-    for tensor in leaves:
-        tensor.requires_grad_()
-    with span(SPAN):
-        y = layers(*leaves)
-        if not isinstance(y, torch.Tensor):
-            return (y,)
-        y.square().sum().backward()  # type: ignore[no-untyped-call]
-    none = torch.empty(0)
-    return y.detach(), *(none if each.grad is None else each.grad for each in leaves)
-
-
-def _cut_equal(tried: Attempt) -> None:
-    leaves = [each.clone().requires_grad_() for each in _whole_layers(tried.seed)]
-    x, first, second, bias = leaves
-    y = torch.relu(x @ first.T) @ second.T + bias
-    y.square().sum().backward()  # type: ignore[no-untyped-call]
-    of_x, of_first, of_second, of_bias = (each.grad for each in leaves if each.grad is not None)
-    n = tried.ranks
-    for rank, results in sorted(tried.results.items()):
-        shares = of_first.chunk(n)[rank], of_second.chunk(n, dim=1)[rank]
-        wholes = {"output": y.detach(), "gradient of x": of_x, "gradient of columns": shares[0]}
-        wholes |= {"gradient of rows": shares[1], "gradient of bias": of_bias}
-        for found, (name, whole) in zip(results, wholes.items(), strict=False):
-            mistakes = {"bias": lambda rank: y + (n - 1) * bias} if name == "output" else {}
-            called = f"the {name} of one device"
-            assert_one_device({rank: found}, whole, ranks=n, called=called, mistakes=mistakes)
-
-
-_IN_HALVES = {"traffic": averages(times=2, items=IMAGES * INPUTS), "result": _cut_equal}
-COLUMN_ROW = Exercise("column_row", drive_column_row, _IN_HALVES)
 
 # Layers in shards -----------------------------------------------------------------------------------------------------
 
