@@ -158,9 +158,7 @@ per_byte = counted.get_total_flops() / (messages(runs["ring_attention"].trace)[0
 break_even = {link: round(989e12 / rate) for link, rate in {"NVLink": 450e9, "400 Gbit/s": 50e9}.items()}
 print(f"{per_byte:.0f} FLOPs for each byte; predicted tokens on a rank from which a hop is hidden: {break_even}")
 slept = cluster.run(attend, ring_attention, sleep_s=0.04)
-axes = charts.retitle(
-    draw.timeline(slept.trace), "Each send and receive begins before a block is used, and ends after it"
-)
+axes = charts.retitle(draw.timeline(slept.trace), "Each call begins before a block is used, and ends after it")
 
 # %% [markdown]
 # With 16 tokens a rank does 16 FLOPs for each byte. An H100 needs about 2,200 on each rank to hide a hop behind NVLink,
@@ -267,7 +265,7 @@ for run in own.values():
 # %% [markdown]
 # ## Exercises
 #
-# Write ring attention, for any number of ranks and without the cell above, and then zig-zag.
+# Write ring attention for any number of ranks, without the cell above, and then zig-zag.
 
 
 # %% tags=["exercise"]
