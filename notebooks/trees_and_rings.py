@@ -342,8 +342,6 @@ for ranks, trace in traces.items():
 # 1. With eight ranks, a latency of 20 µs and a bandwidth of 1 GB/s, up to which size, in bytes, is the tree faster than
 #    the ring? Write down the steps and bytes of both for a size S, set the two times equal, and solve for S.
 # 2. Write the outward half of a tree, by sends. The docstring says what the function must do.
-# 3. Write a ring that does not add: each rank has its block of a long sequence, and attention needs all keys and
-#    values.
 
 # %% tags=["exercise"]
 my_answer = None
@@ -360,15 +358,3 @@ def my_broadcast(tensor, root):
 
 
 lessons.check("tree_broadcast", my_broadcast, student="")  # your name: it chooses the data
-
-
-# %% tags=["exercise"]
-def my_attention(q, k, v):
-    """Return this rank's block of `softmax(Q @ K.T / sqrt(width)) @ V` over the whole sequence, without a mask. q, k, v
-    are this rank's blocks, [block, width] each. Blocks of k and v go round a ring by sends to one neighbour, in n-1
-    hops.
-    """
-    return torch.softmax(q @ k.T / k.shape[1] ** 0.5, dim=1) @ v  # this rank's block only: what is missing?
-
-
-lessons.check("ring_attention", my_attention, student="")

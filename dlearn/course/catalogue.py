@@ -4,6 +4,7 @@ import zlib
 from collections import Counter
 
 from dlearn.course.by_sends import HIERARCHICAL, RING, TOKEN, TREE
+from dlearn.course.causal_chunks import ZIG_ZAG
 from dlearn.course.diagnosis import FIVE_HANGS
 from dlearn.course.exercise import SECONDS, Exercise, Grade, first_failure
 from dlearn.course.split_layers import ATTENTION, EXPERTS, FSDP, ONE_F_ONE_B
@@ -13,7 +14,7 @@ from dlearn.errors import DlearnError
 
 _ALL = (
     *(TOKEN, RING, TREE, HIERARCHICAL, DDP, ACCUMULATION, SERVER, TOP_K),
-    *(SHARDED, FSDP, COLUMN_ROW, SEQUENCE, EXPERTS, ATTENTION, ONE_F_ONE_B, CHECKPOINT, FIVE_HANGS),
+    *(SHARDED, FSDP, COLUMN_ROW, SEQUENCE, EXPERTS, ATTENTION, ZIG_ZAG, ONE_F_ONE_B, CHECKPOINT, FIVE_HANGS),
 )
 EXERCISES = {each.id: each for each in _ALL}
 
