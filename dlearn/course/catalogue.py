@@ -6,13 +6,14 @@ from collections import Counter
 from dlearn.course.by_sends import HIERARCHICAL, RING, TOKEN, TREE
 from dlearn.course.diagnosis import FIVE_HANGS
 from dlearn.course.exercise import SECONDS, Exercise, Grade, first_failure
-from dlearn.course.split_layers import ATTENTION, COLUMN_ROW, EXPERTS, FSDP, ONE_F_ONE_B
+from dlearn.course.routed_tokens import EXPERTS, TOP_TWO
+from dlearn.course.split_layers import ATTENTION, COLUMN_ROW, FSDP, ONE_F_ONE_B
 from dlearn.course.training_loops import ACCUMULATION, CHECKPOINT, DDP, SERVER, SHARDED, TOP_K
 from dlearn.errors import DlearnError
 
 _ALL = (
     *(TOKEN, RING, TREE, HIERARCHICAL, DDP, ACCUMULATION, SERVER, TOP_K),
-    *(SHARDED, FSDP, COLUMN_ROW, EXPERTS, ATTENTION, ONE_F_ONE_B, CHECKPOINT, FIVE_HANGS),
+    *(SHARDED, FSDP, COLUMN_ROW, EXPERTS, TOP_TWO, ATTENTION, ONE_F_ONE_B, CHECKPOINT, FIVE_HANGS),
 )
 EXERCISES = {each.id: each for each in _ALL}
 
