@@ -118,7 +118,8 @@ def run_in(manager: AsyncKernelManager, notebook: NotebookNode) -> None:
         ran = [cell for cell in notebook.cells if cell.get("execution_count")]
         error.add_note(f"{error.ename} in a cell with the tags {ran[-1].metadata.get('tags', [])}")
         raise
-    client.kc.stop_channels()
+    finally:
+        client.kc.stop_channels()
 
 
 @contextmanager

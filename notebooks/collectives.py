@@ -327,7 +327,8 @@ assert wasted == {1 * MiB: 1.5, 4 * MiB: 1.5, 7 * MiB: 2.0, 16 * MiB: 2.25}
 #
 # ## Exercises
 #
-# Five ranks make a broadcast from rank 0. How many times S does rank 0 send? Write your number instead of `None`.
+# Five ranks make a broadcast from rank 0. How many times S does rank 0 send? Write your number instead of `None`. (The
+# lesson [experts](experts.ipynb) lets you write a layer with an uneven all-to-all.)
 
 # %% tags=["exercise"]
 my_answer = None
@@ -341,17 +342,3 @@ def from_rank_0(size):
 
 five = traffic(Cluster(5).run(from_rank_0, S).trace)
 assert lessons.answer("collectives.root_of_five", five.bytes_from(rank=0) / S).right
-
-# %% [markdown]
-# A *mixture of experts* is built on an uneven all-to-all. Each rank has an `expert`, a function of tokens. `tokens`
-# [count, width] are this rank's, and `expert_of[i]` is the rank whose expert processes token i. Return the processed
-# tokens of this rank in their original order. A token may travel only to its expert and back. Before that, ranks may
-# exchange the numbers of tokens to expect.
-
-
-# %% tags=["exercise"]
-def my_dispatch(tokens, expert_of, expert):
-    return tokens  # replace this: send each token to its expert, and back
-
-
-lessons.check("expert_dispatch", my_dispatch, student="")  # your name: it chooses the data

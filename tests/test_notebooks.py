@@ -15,6 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from defects import defects
 
 HOME = Path(__file__).parent.parent / "notebooks"
 SOURCES = sorted(path for path in HOME.glob("*.py") if path.name != "build.py")
@@ -166,8 +167,7 @@ def test_the_notebook_runs_and_every_text_of_its_pictures_can_be_read(build, cou
     moved = ["turn.sliders['B'].value = 32", *held] if held else []  # a slider is moved, and the checks run again
     for text in [*moved, *filter(None, [BEHIND.get(name)])]:
         notebook.cells.append(build.nbformat.v4.new_code_cell(text))
-    anew = f"import os\nos.chdir({str(tmp_path)!r})\nget_ipython().reset(new_session=True)"
-    notebook.cells.insert(0, build.nbformat.v4.new_code_cell(anew))
+    begin_anew(build, notebook, tmp_path)
     own = kernel(build, tmp_path, AFTER[name]) if name in AFTER else nullcontext(request.getfixturevalue("shared"))
     with own as (manager, seen):
         seen.write_text("")
@@ -178,6 +178,31 @@ def test_the_notebook_runs_and_every_text_of_its_pictures_can_be_read(build, cou
     assert min(each["texts"] for each in pictures) > 0
     text = "\n".join(map(str, outputs(notebook)))
     assert [each for each in SHOWN.get(name, ()) if each not in text] == []
+
+
+@pytest.mark.parametrize(
+    "claim", [each for each in defects() if each.question.startswith("T")], ids=lambda claim: claim.question
+)
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_claim_that_is_made_false_fails_in_the_cell_that_proves_it(build, shared, claim, tmp_path, request):
+    """Those of today's parallelism; of the others, and in a copy of the whole, `make test-defects`."""
+    path = HOME.parent / claim.file
+    changed = tmp_path / path.name
+    changed.write_text(claim.applied(path.read_text()))
+    notebook = build.read(changed)
+    if "network" in notebook.metadata.dlearn["needs"]:
+        request.getfixturevalue("permitted")
+    begin_anew(build, notebook, tmp_path)
+    with pytest.raises(build.CellExecutionError) as caught:
+        build.run_in(shared[0], notebook)
+    assert claim.told_in("\n".join(caught.value.__notes__)), caught.value
+
+
+def begin_anew(build, notebook, folder):
+    """Let the notebook forget, in a folder of its own, what others have left in its kernel."""
+    anew = f"import os\nos.chdir({str(folder)!r})\nget_ipython().reset(new_session=True)"
+    notebook.cells.insert(0, build.nbformat.v4.new_code_cell(anew))
 
 
 def fill_in(course, notebook):

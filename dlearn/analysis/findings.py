@@ -119,6 +119,12 @@ def _who_sends_most(sent: Traffic) -> str:
         return f"Each rank sends {of_all}, {total} in all"
     most = max(from_each.values())
     who = [rank for rank, size in from_each.items() if size == most]
+    to_each = {rank: sent.bytes_to(rank=rank) for rank in ranks}
+    receiver, largest = max(to_each.items(), key=lambda item: item[1])
+    alone = list(to_each.values()).count(largest) == 1
+    received = f"{names[receiver]} receives the most: {size_text(largest)} of {total}"
+    if alone and largest > most:
+        return capital(received, receiver, names)
     if len(who) == 1:
         return capital(f"{names[who[0]]} sends the most: {size_text(most)} of {total}", who[0], names)
     if len(ranks) <= _RANKS_NAMED:
@@ -126,11 +132,8 @@ def _who_sends_most(sent: Traffic) -> str:
         text = f"{names.listed(who)} send {size_text(most)} each, {listed(others)}"
         if len(text) <= _LONGEST_FINDING:
             return capital(text, who[0], names)
-    to_each = {rank: sent.bytes_to(rank=rank) for rank in ranks}
-    receiver, largest = max(to_each.items(), key=lambda item: item[1])
-    if list(to_each.values()).count(largest) == 1:
-        text = f"{names[receiver]} receives the most: {size_text(largest)} of {total}"
-        return capital(text, receiver, names)
+    if alone:
+        return capital(received, receiver, names)
     return f"{len(who)} of {len(ranks)} ranks send the most: {size_text(most)} each"
 
 

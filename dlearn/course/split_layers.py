@@ -1,17 +1,14 @@
-"""Exercises with layers that are split: in shards, by blocks of a sequence, and by experts."""
+"""Exercises with layers that are split: in shards, and by blocks of a sequence; the stages of a pipeline."""
 
 import gc
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from dlearn.analysis import traffic
 from dlearn.course.criteria import AVERAGING, assert_one_device, fresh, only_sends, sends
 from dlearn.course.exercise import Attempt, Exercise, ResultError, numbers, submit
-from dlearn.errors import TrafficError
 
 # Layers in shards -----------------------------------------------------------------------------------------------------
 
@@ -135,58 +132,6 @@ def _attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> 
 _blocks = sends(lambda tried: (tried.ranks - 1) * 2 * _block(tried.seed) * HEAD * 8)
 _ATTENTION = {"traffic": _blocks, "sends": only_sends, "fresh": fresh}
 ATTENTION = Exercise("ring_attention", drive_attention, {**_ATTENTION, "result": _attention_equal})
-
-# Tokens that travel to their expert -----------------------------------------------------------------------------------
-
-WIDTH, COUNT_BYTES = 24, 16  # Of a token; bytes by which two ranks may agree on their number.
-
-
-def _tokens(seed: int, rank: int) -> torch.Tensor:
-    count = 20 + (seed + rank) % 5
-    return numbers(count * WIDTH, seed, rank).view(count, WIDTH)
-
-
-def _routes(seed: int, rank: int, ranks: int) -> torch.Tensor:
-    """Return the expert of each token; low numbers are chosen more often."""
-    chosen = numbers(len(_tokens(seed, rank)), seed, rank, 4)
-    return (chosen.square() * ranks).long()
-
-
-def _expert(rank: int, tokens: torch.Tensor) -> torch.Tensor:
-    return tokens * (rank + 2) + tokens.sum(1, keepdim=True)
-
-
-def drive_experts(layer: Callable[..., torch.Tensor], seed: int) -> Any:
-    rank, n = dist.get_rank(), dist.get_world_size()
-    return submit(layer, _tokens(seed, rank), _routes(seed, rank, n), partial(_expert, rank))
-
-
-def _matrix(tried: Attempt) -> None:
-    """Raise TrafficError unless each expert gets a rank's tokens, and the rank the treated ones."""
-    n = tried.ranks
-    routed = [torch.bincount(_routes(tried.seed, rank, n), minlength=n) for rank in range(n)]
-    sent = traffic(tried.trace)
-    for src in range(n):
-        for dst in range(n):
-            tokens = int(routed[src][dst] + routed[dst][src])
-            size = sent.payload_bytes.get((src, dst), 0)
-            if src != dst and not 0 <= size - tokens * WIDTH * 8 <= COUNT_BYTES:
-                there = f"where {tokens} tokens of {WIDTH * 8} B go there and back"
-                how_many = f"(and up to {COUNT_BYTES} B that say how many)"
-                sends_it = f"rank {src} sends {size:,} B to rank {dst}"
-                raise TrafficError(f"{sends_it}, {there} {how_many}\n\n{sent}")
-
-
-def _experts_equal(tried: Attempt) -> None:
-    for rank, found in sorted(tried.results.items()):
-        tokens, routes = _tokens(tried.seed, rank), _routes(tried.seed, rank, tried.ranks)
-        treated = [_expert(int(expert), token[None])[0] for token, expert in zip(tokens, routes, strict=True)]
-        expected = torch.stack(treated)
-        by_expert = {rank: expected[torch.argsort(routes, stable=True)]}
-        assert_one_device({rank: found}, expected, mistakes={"order": by_expert.__getitem__})
-
-
-EXPERTS = Exercise("expert_dispatch", drive_experts, {"traffic": _matrix, "result": _experts_equal})
 
 # The stages of a pipeline, in 1F1B order ------------------------------------------------------------------------------
 
