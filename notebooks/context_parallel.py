@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   dlearn:
-#     ids: [T16, T17, T18]
+#     ids: [T14, T15, T16]
 #     minutes: 0.3
 #     needs: []
 #     peak_mb: 800
@@ -129,7 +129,7 @@ play.player(runs["ring_attention"].trace, title="Each block of k and v visits ev
 # all-gather sends the same bytes between the same ranks. The difference is memory. Besides its own k and v, a rank of
 # the ring holds two blocks for any n: the one it uses and the one that arrives. After an all-gather it holds all n.
 
-# %% tags=["T16", "check"]
+# %% tags=["T14", "check"]
 assert (pair_bytes := 2 * BLOCK * WIDTH * 4) == 2_048
 for name, blocks in {"ring_attention": 2, "gathered_attention": N}.items():
     results = runs[name].results.items()
@@ -165,7 +165,7 @@ axes = charts.retitle(draw.timeline(slept.trace), "Each call begins before a blo
 # and nearly 20,000 for the network card. A causal mask halves the FLOPs, so twice as many. Width and number of heads
 # cancel out. If g heads of q share one head of k and v, there are g times the FLOPs for each byte.
 
-# %% tags=["T17", "check"]
+# %% tags=["T15", "check"]
 assert per_byte == BLOCK == 16
 assert break_even == {"NVLink": 2_198, "400 Gbit/s": 19_780}
 for rank in range(N):
@@ -249,7 +249,7 @@ axes = charts.bars([f"rank {rank}" for rank in range(N)], parts, title=title, y=
 # in which a rank sends to the next rank only: our messages. The default, `allgather`, is our other way, with all blocks
 # in memory. The bytes are those of the ring by hand in both: zig-zag changes who computes, not what travels.
 
-# %% tags=["T18", "check"]
+# %% tags=["T16", "check"]
 right = functional.scaled_dot_product_attention(*sequence()[:, None], is_causal=True)[0].chunk(N)
 assert all(torch.allclose(result[0], right[rank], atol=1e-5) for rank, result in runs_of["causal"].results.items())
 assert in_order == tuple(rank * BLOCK**2 + BLOCK * (BLOCK + 1) // 2 for rank in range(N)) == (136, 392, 648, 904)

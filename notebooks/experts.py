@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   dlearn:
-#     ids: [T13, T14, T15, T23]
+#     ids: [T10, T11, T12, T13]
 #     minutes: 0.4
 #     needs: []
 #     peak_mb: 800
@@ -153,7 +153,7 @@ calls = [[(each.op, each.ends[0].phase) for each in operations(of.trace.within("
 same = traffic(torchs.trace.within("pass")).payload_bytes == traffic(step).payload_bytes
 print(f"by hand {len(calls[0])} calls, torch's {len(calls[1])}; the same bytes between each pair of ranks: {same}")
 
-# %% tags=["T13", "check"]
+# %% tags=["T10", "check"]
 assert calls[0] == calls[1]
 assert same
 assert [op for op, _ in calls[0]] == ["all_to_all_single"] * 5
@@ -222,7 +222,7 @@ for weight, of in trained.items():
 my_total and my_total.against("about as many")
 draw.traffic(trained[0.1].trace.within("step 39").within("dispatch"))
 
-# %% tags=["T14", "check"]
+# %% tags=["T11", "check"]
 assert tokens_at[0].sum(0).max() > 3.5 * TOKENS  # without the second loss one expert gets nearly all
 assert tokens_at[0.1].sum(0).max() < 2 * TOKENS
 assert all(abs(share - (RANKS - 1) / RANKS) < 0.04 for share in bytes_of.values())
@@ -286,7 +286,7 @@ my_drops and my_drops.against(round(lost[1], 2), tolerance=0.05)
 # The bytes depend on c alone: c · (n-1)/n of all tokens, whatever the router does. Only c = n can never drop a token.
 # A dropped token raises no error, and it costs nothing on the wire. Count it, or you will not notice.
 
-# %% tags=["T15", "check"]
+# %% tags=["T12", "check"]
 for c in FACTORS:
     assert bytes_at[c] == c * (RANKS - 1) / RANKS
     capacity = int(c * TOKENS / RANKS)
@@ -328,7 +328,7 @@ for only_dense, of in in_ddps.items():
 # averaged gradients keep it so. The loss still falls. **The traffic shows it:** the all-reduce is as large as router,
 # head *and* expert. An expert's gradient must not be reduced at all: all tokens that chose it were on its rank.
 
-# %% tags=["T23", "check"]
+# %% tags=["T13", "check"]
 DENSE, EXPERT = (WIDTH + 1) * (RANKS + 10), (WIDTH + 1) * HIDDEN + (HIDDEN + 1) * WIDTH  # numbers
 assert len({*in_ddps[False].results.values()}) == 1
 assert len({*in_ddps[True].results.values()}) == RANKS
