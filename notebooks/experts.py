@@ -219,7 +219,8 @@ for weight, of in trained.items():
     loss = sum(of.results[rank][0] for rank in range(RANKS)) / RANKS
     print(f"second loss x {weight}: the busiest expert has {busiest:.2f} times a fair share,", end=" ")
     print(f"{bytes_of[weight]:.2f} of all tokens travel, loss {loss:.2f}")
-my_total and my_total.against("about as many")
+more = bytes_of[0.1] / bytes_of[0]
+my_total and my_total.against("fewer" if more < 0.9 else "more" if more > 1.1 else "about as many")
 draw.traffic(trained[0.1].trace.within("step 39").within("dispatch"))
 
 # %% tags=["T11", "check"]

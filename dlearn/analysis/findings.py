@@ -123,7 +123,7 @@ def _who_sends_most(sent: Traffic) -> str:
     receiver, largest = max(to_each.items(), key=lambda item: item[1])
     alone = list(to_each.values()).count(largest) == 1
     received = f"{names[receiver]} receives the most: {size_text(largest)} of {total}"
-    if alone and largest > most:
+    if alone and largest >= 1.5 * most:  # Several send to one.
         return capital(received, receiver, names)
     if len(who) == 1:
         return capital(f"{names[who[0]]} sends the most: {size_text(most)} of {total}", who[0], names)
