@@ -21,7 +21,6 @@
 # **What do ranks send, when is that hidden behind the computation, and has each rank as much to compute?**
 
 # %%
-import gc
 import time
 
 import torch
@@ -81,7 +80,7 @@ def ring_attention(q, k, v, sees=lambda src: torch.ones(BLOCK, BLOCK).bool(), sl
                 total = total * shrink + weights.sum(1, keepdim=True)
                 output = output * shrink + weights @ v
                 largest = higher
-        held, needed = max(held, bytes_held()), needed + int(mask.sum())
+        held, needed = max(held, bytes_held(pair, came)), needed + int(mask.sum())
         for work in works:
             work.wait()
         pair = came
@@ -97,10 +96,8 @@ def ring_attention(q, k, v, sees=lambda src: torch.ones(BLOCK, BLOCK).bool(), sl
 my_bytes = lessons.predict("context_parallel.bytes", None)
 
 
-def bytes_held():
-    """Return the bytes of all k and v on this rank: no other tensor has three dimensions or more."""
-    blocks = [each.untyped_storage() for each in gc.get_objects() if type(each) is torch.Tensor and each.dim() > 2]
-    return sum({storage.data_ptr(): storage.nbytes() for storage in blocks}.values())
+def bytes_held(*tensors):
+    return sum(each.nbytes for each in tensors if each is not None)
 
 
 def gathered_attention(q, k, v):
@@ -108,7 +105,7 @@ def gathered_attention(q, k, v):
     dist.all_gather_single(every, torch.stack([k, v]))
     weights = torch.softmax(torch.cat([q @ k.T for k in every[::2]], dim=1) / WIDTH**0.5, dim=1)
     output = sum(of_block @ v for of_block, v in zip(weights.chunk(N, dim=1), every[1::2], strict=True))
-    return output, bytes_held()
+    return output, bytes_held(every)
 
 
 def attend(attention, more=0.0, **how):
@@ -126,8 +123,8 @@ play.player(runs["ring_attention"].trace, title="Each block of k and v visits ev
 
 # %% [markdown]
 # In each of n-1 hops a rank sends a block of k and one of v: **(n-1) · 2 · S/n · width · 4 B**, here 3 · 2,048 B. An
-# all-gather sends the same bytes between the same ranks. The difference is memory. Besides its own k and v, a rank of
-# the ring holds two blocks for any n: the one it uses and the one that arrives. After an all-gather it holds all n.
+# all-gather sends the same bytes between the same ranks. The difference is memory. A rank of the ring holds two blocks
+# for any n: the one it uses and the one that arrives. After an all-gather it holds all n.
 
 # %% tags=["T14", "check"]
 assert (pair_bytes := 2 * BLOCK * WIDTH * 4) == 2_048

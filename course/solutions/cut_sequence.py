@@ -77,7 +77,7 @@ RIGHT = (layers_with(gather, scatter), functional, with_dtensors)
 WRONG = (
     (layers_with(both_ways(gathered, own), scatter), "each rank sends 2,880 B instead of 3,840 B", "One of the four"),
     (layers_with(gather, gathers_twice), "each rank sends 4,800 B instead of 3,840 B", "More travels"),
-    (layers_with(gather, both_ways(all_reduced, gathered)), "rank 0 sends data to rank 1 in all_reduce: no all-gather"),
+    (layers_with(gather, both_ways(all_reduced, gathered)), "in all_reduce: no all-gather"),
     (layers_with(gather, shifts), "away from the output of one device", "the tokens of another"),
     (norm_of_all, "rank 0 gives `norm` 12 tokens at once, and has 6 of its own", "When do you gather"),
 )

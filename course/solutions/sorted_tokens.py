@@ -2,6 +2,7 @@
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 
 
 def counts_of(expert_of):
@@ -49,20 +50,16 @@ def swapped(tensor, count, dst, src):
     return came
 
 
-def by_lists(tokens, expert_of, expert):
-    """A list of one tensor for each rank; the counts by an all-gather."""
+def by_functional_calls(tokens, expert_of, expert):
+    """The counts by an all-gather; each row goes back to its place by the inverse order."""
     n, rank = dist.get_world_size(), dist.get_rank()
-    going = expert_of.bincount(minlength=n)
-    counts = [torch.empty_like(going) for _ in range(n)]
-    dist.all_gather(counts, going)
-    came = [tokens.new_empty(int(count[rank]), tokens.shape[1]) for count in counts]
-    dist.all_to_all(came, [tokens[expert_of == dst] for dst in range(n)])
-    back = [tokens.new_empty(int(count), tokens.shape[1]) for count in going]
-    dist.all_to_all(back, [expert(each) for each in came])
-    result = torch.empty_like(tokens)
-    for dst in range(n):
-        result[expert_of == dst] = back[dst]
-    return result
+    counts = torch.empty(n, n, dtype=torch.int64)
+    dist.all_gather_single(counts.view(-1), expert_of.bincount(minlength=n))
+    going, coming = counts[rank].tolist(), counts[:, rank].tolist()
+    order = expert_of.argsort(stable=True)
+    came = functional.all_to_all_single(tokens[order], coming, going, dist.group.WORLD)
+    back = functional.all_to_all_single(expert(came + 0), going, coming, dist.group.WORLD)
+    return (back + 0)[order.argsort()]
 
 
 def pads_to_the_maximum(tokens, expert_of, expert):
@@ -105,7 +102,7 @@ def only_its_own_expert(tokens, expert_of, expert):
     return expert(tokens)
 
 
-RIGHT = (by_all_to_all, by_sends, by_lists)
+RIGHT = (by_all_to_all, by_sends, by_functional_calls)
 WRONG = (
     (pads_to_the_maximum, "tokens of 192 B go there and back"),
     (another_order, "away from what one device computes", "in another order"),

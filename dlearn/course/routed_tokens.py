@@ -12,7 +12,7 @@ from dlearn.course.criteria import assert_one_device
 from dlearn.course.exercise import Attempt, Criterion, Exercise, numbers, submit
 from dlearn.errors import TrafficError
 
-WIDTH, COUNT_BYTES = 24, 16  # Of a token; bytes by which two ranks may agree on their number.
+WIDTH = 24  # Of a token.
 
 
 def _tokens(seed: int, rank: int) -> torch.Tensor:
@@ -47,13 +47,14 @@ def _matrix(routes: Callable[[int, int, int], torch.Tensor], tried: Attempt) -> 
     n = tried.ranks
     routed = [torch.bincount(routes(tried.seed, rank, n).flatten(), minlength=n) for rank in range(n)]
     sent = traffic(tried.trace)
+    counts_bytes = n * n * 8  # Enough for an all-gather of all counts, and less than a token.
     for src in range(n):
         for dst in range(n):
             tokens = int(routed[src][dst] + routed[dst][src])
             size = sent.payload_bytes.get((src, dst), 0)
-            if src != dst and not 0 <= size - tokens * WIDTH * 8 <= COUNT_BYTES:
+            if src != dst and not 0 <= size - tokens * WIDTH * 8 <= counts_bytes:
                 there = f"where {tokens} tokens of {WIDTH * 8} B go there and back"
-                how_many = f"(and up to {COUNT_BYTES} B that say how many)"
+                how_many = f"(and up to {counts_bytes} B that say how many)"
                 sends_it = f"rank {src} sends {size:,} B to rank {dst}"
                 raise TrafficError(f"{sends_it}, {there} {how_many}\n\n{sent}")
 

@@ -125,7 +125,8 @@ class TimelineModel:
         """Return " over shard" where calls of this colour are that, and other calls are not."""
         dimensions = (bar.operation.group.dimension for bar in self.bars if bar.look.color == color)
         names = [name or "other groups" for name in dict.fromkeys(dimensions)]
-        return f" over {plain(listed(names, 3))}" * operations(self.trace).several_dimensions
+        shown = plain(listed(names, 3), most=26)  # Some frameworks give a group a long name.
+        return f" over {shown}" * operations(self.trace).several_dimensions
 
     @property
     def names(self) -> list[str]:
