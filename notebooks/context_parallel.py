@@ -124,7 +124,8 @@ play.player(runs["ring_attention"].trace, title="Each block of k and v visits ev
 # %% [markdown]
 # In each of n-1 hops a rank sends a block of k and one of v: **(n-1) · 2 · S/n · width · 4 B**, here 3 · 2,048 B. An
 # all-gather sends the same bytes between the same ranks. The difference is memory. A rank of the ring holds two blocks
-# for any n: the one it uses and the one that arrives. After an all-gather it holds all n.
+# for any n: the one it uses and the one that arrives. After an all-gather it holds all n. (This lesson is about the
+# forward pass. Backward, k and v go round once more, and their gradients with them.)
 
 # %% tags=["T14", "check"]
 assert (pair_bytes := 2 * BLOCK * WIDTH * 4) == 2_048

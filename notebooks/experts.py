@@ -16,9 +16,9 @@
 # **Before this:** [collectives](collectives.ipynb), [ddp_step_by_step](ddp_step_by_step.ipynb). **Takes** about 40
 # minutes.
 #
-# A *mixture of experts* replaces one large MLP by n smaller ones, the experts. A small linear layer, the *router*,
-# chooses one expert for each token. So a model has n times the parameters, and each token still costs the computing of
-# one expert. In *expert parallel*, each rank holds one expert (and its own tokens). A token must travel to the rank of
+# A *mixture of experts* replaces an MLP by n MLPs, the experts. A small linear layer, the *router*, chooses one expert
+# for each token. So the layer has n times the parameters, and each token still costs the computing of one MLP. In
+# *expert parallel*, each rank holds one expert (and its own tokens). A token must travel to the rank of
 # its expert, and back.
 #
 # Here a token is an image of 64 pixels. Four ranks have 256 tokens each. An expert is an MLP, 64 → 128 → 64.
@@ -119,9 +119,9 @@ times = traffic(step).total_bytes / everything
 my_times and my_times.against(round(times, 2), tolerance=0.02)
 
 # %% [markdown]
-# One all-to-all tells the counts, 8 B for each pair of ranks. Four move tokens: dispatch and combine, and their
-# gradients. In each, about three quarters of all tokens leave their rank, because one of four experts is at home. That
-# makes 4 · 3/4 = 3.
+# The first all-to-all exchanges the counts, 8 B for each pair of ranks. Four move tokens: dispatch and combine, and
+# their gradients. In each, about three quarters of all tokens leave their rank, because one expert in four is on the
+# token's own rank. That makes 4 · 3/4 = 3.
 #
 # Each row of the next picture is a sender. Look at the columns: is this router fair?
 
@@ -132,13 +132,9 @@ print(f"tokens of each expert: {routing.sum(0).tolist()}, of {RANKS * TOKENS}")
 axes = draw.traffic(dispatch)
 
 # %% [markdown]
-# It is not. Nobody has trained the router, and nine of ten tokens choose expert 1. Rank 1 receives nearly everything,
+# It is not. The router is not trained yet, and nine of ten tokens choose expert 1. Rank 1 receives nearly everything,
 # and the others wait for it. **The traffic of a dispatch is the routing matrix**, in bytes: the number of tokens that
 # rank r sends to expert e, times 256 B. Its diagonal is not sent.
-#
-# **The total is the same as with a fair router.** If all ranks have the same mixture of tokens, expert e is at home for
-# one rank of n, however many tokens choose it. So (n-1)/n of all tokens travel. An unfair router does not send more. It
-# sends to one rank.
 #
 # torch has an all-to-all with a gradient of its own, for splits such as these. Are its messages the same?
 
@@ -169,8 +165,8 @@ for rank in range(RANKS):
 #
 # Training alone does not help: an expert that gets all tokens learns most, and so gets more tokens. The *Switch
 # Transformer* adds a [second loss](https://arxiv.org/abs/2101.03961) (its equation 4): n · Σ fₑ · Pₑ, where fₑ is the
-# share of the tokens that chose expert e, and Pₑ the mean probability of e. It is 1 if the router is fair, and larger
-# if not.
+# share of the tokens that chose expert e, and Pₑ the mean probability of e, which has the gradient. It is 1 if all
+# experts are chosen equally often, and as a rule larger if not.
 #
 # The ranks train on digits. The dense part (router and head) is averaged over the ranks, as DDP does. **Predict
 # first:** with the second loss, the busiest expert gets fewer tokens. What happens to the bytes that all ranks send in
@@ -178,10 +174,6 @@ for rank in range(RANKS):
 
 # %%
 my_total = lessons.predict("experts.bytes of a fair router", None, choices=("fewer", "about as many", "more"))
-
-
-def dense(model):
-    return [each for name, each in model.named_parameters() if ".expert." not in name]
 
 
 def fair(router, tokens):
@@ -201,8 +193,9 @@ def train(weight, steps=40):
         with span(f"step {step}"):
             loss = cross_entropy(model(tokens), labels)
             (loss + weight * fair(model[0].router, tokens)).backward()
-            for each in dense(model):
-                dist.all_reduce(each.grad)
+            for name, each in model.named_parameters():
+                if ".expert." not in name:  # an expert's gradient is a sum over all ranks' tokens already
+                    dist.all_reduce(each.grad)
                 each.grad /= RANKS
         optimizer.step()
     return loss.item(), model[0].router(tokens).argmax(1).bincount(minlength=RANKS).tolist()
@@ -230,8 +223,10 @@ assert all(abs(share - (RANKS - 1) / RANKS) < 0.04 for share in bytes_of.values(
 assert abs(times - 3) < 0.05
 
 # %% [markdown]
-# Without the second loss, one expert ends with all tokens. The three others have learned nothing. With it, the busiest
-# expert has at most twice its fair share. The bytes hardly differ: **an unfair router costs time, not bytes.**
+# Without the second loss, one expert ends with nearly all tokens. With it, the busiest has less than twice its fair
+# share. (The loss is not lower for it: one expert is enough for so few images.) The bytes hardly differ. All ranks have
+# the same mixture of tokens here, so each expert is on the own rank of one token in n, however many choose it, and
+# (n-1)/n of all tokens travel. **Then an unfair router costs time, not bytes**: all wait for the busiest rank.
 #
 # ## A capacity: fixed shapes, dropped tokens
 #
@@ -326,8 +321,9 @@ for only_dense, of in in_ddps.items():
 
 # %% [markdown]
 # DDP's constructor copies rank 0's parameters to all ranks. So the four experts are one expert, four times, and the
-# averaged gradients keep it so. The loss still falls. **The traffic shows it:** the all-reduce is as large as router,
-# head *and* expert. An expert's gradient must not be reduced at all: all tokens that chose it were on its rank.
+# averaged gradients keep it so. **The traffic shows it:** the all-reduce is as large as router, head *and* expert. An
+# expert's gradient must not be reduced: all tokens that chose it, of all ranks, were on its rank. It is only divided by
+# n, as `train` does above.
 
 # %% tags=["T13", "check"]
 DENSE, EXPERT = (WIDTH + 1) * (RANKS + 10), (WIDTH + 1) * HIDDEN + (HIDDEN + 1) * WIDTH  # numbers

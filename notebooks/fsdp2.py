@@ -214,7 +214,9 @@ for rank in range(N):
     assert torch.allclose(torch.tensor(losses), torch.tensor(losses[0]), atol=1e-6)
 
 # %% [markdown]
-# Both send 2 instead of 3, and both hold the whole model at its peak. So a step with a single gather shows the mistake.
+# Both send 2 instead of 3, and both hold the whole model at its peak. The mistake shows in the trace: one all-gather in
+# a step, not one for each layer. (Counted are gathered *parameters*. With prefetch, the buffer of the next gather comes
+# on top, one more layer.)
 #
 # ## Numbers of 16 bits, micro-batches, and gloo
 #
@@ -240,8 +242,9 @@ my_sync and my_sync.against(sum(sent(more["FSDP, last"]).values()))
 
 # %% [markdown]
 # With bfloat16 the **gathers halve and the reduce-scatters do not**. Each micro-batch gathers all layers twice; only a
-# reduce-scatter is saved: 5 instead of 6, where DDP sends 2. "Never" sends no gradient and **learns nothing**: each
-# step has the same loss. On gloo FSDP sends 4, twice what DDP does, as gloo's reduce-scatter costs a whole all-reduce.
+# reduce-scatter is saved: 5 instead of 6, where DDP sends 2. (And until the last micro-batch torch keeps whole
+# gradients, not 1/n of them.) "Never" sends no gradient and **learns nothing**: each step has the same loss. On gloo
+# FSDP sends 4, twice what DDP does, as gloo's reduce-scatter costs a whole all-reduce.
 
 # %% tags=["Q8", "T7", "T8", "check"]
 assert sent(more["FSDP, bfloat16"]) == {GATHER: 1, SCATTER: 1}
@@ -273,9 +276,10 @@ play.player(compared["HSDP"].trace.within("step 2"))
 # A gather costs no time while the layer before it still computes. Forward, a layer of p weights takes 2 T p operations
 # for T tokens (here: images) on a rank, and receives (n-1)/n · 2 p bytes in bfloat16: about T operations a byte. Both
 # take equally long at **T = C / W · (n-1)/n**, with C operations and W bytes a second; the size of the model does not
-# matter. The *prediction* for many H100 SXM (data sheet: C = 989 TFLOP/s) is T = 2,198 tokens over NVLink (450 GB/s
-# each way), and 19,780 over a network card of 400 Gbit/s (50 GB/s). With fewer tokens a rank waits. Real kernels reach
-# less than C, so fewer are enough. ([How to scale your model](https://jax-ml.github.io/scaling-book/training/).)
+# matter. The *prediction* for many H100 SXM (data sheet: C = 989 TFLOP/s; (n-1)/n taken as 1) is T = 2,198 tokens over
+# NVLink (450 GB/s each way), and 19,780 over a network card of 400 Gbit/s (50 GB/s). With fewer tokens a rank waits in
+# the forward pass. For your machine put in what you measure: kernels reach less than C, and links less than W. ([How to
+# scale your model](https://jax-ml.github.io/scaling-book/training/).)
 
 # %% tags=["T9", "check"]
 assert [*leaving.values()] == [{REDUCE: 3}, {GATHER: 3, SCATTER: 1.5}, {REDUCE: 2}]

@@ -122,7 +122,7 @@ for (tokens, hidden), run in runs.items():
 # %% [markdown]
 # There is one all-reduce forward and one backward, each of T · W numbers. In a ring a rank sends **2 · 2 (n-1)/n · T ·
 # W · 4** bytes for both. Weights and their gradients never travel. So the bytes grow with the batch, and not with H. In
-# DDP it is the other way round. And the next layer needs the sum, so a rank waits in each call: nothing hides it.
+# DDP it is the other way round. And the next layer needs the sum, so a rank waits in each call.
 #
 # ## Forget the all-reduce of the backward pass
 #
@@ -159,8 +159,9 @@ for name, (losses, _) in {"one device": one, "right": right.results[0], "forgott
 my_mistake and my_mistake.against("the loss falls" if wrong.results[0][0][-1] < 1.5 else "the loss stays high")
 
 # %% [markdown]
-# The loss falls, here even faster than on one device. No error tells you that this is another model. But how far apart
-# are the ranks' copies of `embed`, which should be equal? And what does the traffic say?
+# The loss falls. (Here even faster than on one device, by chance: wrong gradients act like another learning rate.) No
+# error tells you that this is another model. But how far apart are the ranks' copies of `embed`, which should be equal?
+# And what does the traffic say?
 
 # %%
 mine, next_one = wrong.results[0][1], wrong.results[1][1]
@@ -181,8 +182,9 @@ assert (missing.went, missing.came) == ((("backward", "all_reduce"),), ())
 assert missing.total.b.payload_bytes * 2 == missing.total.a.payload_bytes
 
 # %% [markdown]
-# The kind *backward all_reduce* is gone. **A trace of tensor parallel has as many all-reduces backward as forward.**
-# The model is wrong *below* a pair: there each rank has only its own share of the gradients, and takes its own step.
+# The kind *backward all_reduce* is gone. **Each pair has one all-reduce forward and one backward**, unless its input
+# needs no gradient. Without it each rank has only its own share of the gradient that leaves the pair: the norm before
+# the pair and everything below take steps of their own.
 #
 # ## torch's own, and sequence parallel
 #
@@ -263,7 +265,7 @@ assert kept["sequence parallel"] == 4 * (T * (W + 2) / N + rest) == 27_744
 # The norm keeps its input, a mean and a deviation of each token. With sequence parallel that is 1/n: a rank keeps
 # 27,744 instead of 37,248 B. (torch keeps the gathered input of the pair whole. The paper keeps 1/n, and gathers it
 # again in the backward pass.) A rank's gradients of the norm's *weights* are now of its own tokens only, and have to be
-# summed: torch does that in the optimizer's step.
+# summed. (torch does that when they are used, in the optimizer's step: not in this table.)
 #
 # ## How long does it take?
 #
@@ -283,8 +285,9 @@ assert per_byte == 2 * H / ((N - 1) * 4)
 assert slower == {"NVLink": 0.94, "network": 8.45}
 
 # %% [markdown]
-# Nothing hides it: over NVLink a rank would wait about half of the time, over the network eight times as long as it
-# computes. That is why tensor parallel stays inside one host.
+# In this program nothing hides it: a rank would wait 0.94 times as long as it computes over NVLink, and 8.45 times over
+# the network. (Backward, Megatron-LM hides a part behind the gradients of the weights.) That is why tensor parallel
+# stays inside one host.
 #
 # ## Exercises
 #
