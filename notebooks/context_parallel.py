@@ -203,7 +203,7 @@ my_share and my_share.against(round(max(found["causal"][1]) * N / sum(found["cau
 
 # %% [markdown]
 # Rank r needs r whole blocks, b² scores each, and half of its own: about (r + 1/2) b². The mean is n/2 · b², and the
-# last rank has (n - 1/2) b²: **(2n - 1)/n** times the mean, nearly twice. All wait for it before the next layer.
+# last rank has (n - 1/2) b²: **(2n - 1)/n** times the mean, nearly twice. In the next exchange the others wait for it.
 #
 # `local` is wrong, without an error: the same bytes, and it even looks balanced. A test of causality shows it. Change
 # only the last token: only the last rank's outputs may change, but here all ranks see it.

@@ -2,7 +2,7 @@
 # jupyter:
 #   dlearn:
 #     ids: [T10, T11, T12, T13]
-#     minutes: 0.4
+#     minutes: 0.5
 #     needs: []
 #     peak_mb: 800
 # ---

@@ -2,7 +2,7 @@
 # jupyter:
 #   dlearn:
 #     ids: [Q8, T5, T6, T7, T8, T9]
-#     minutes: 0.4
+#     minutes: 0.6
 #     needs: []
 #     peak_mb: 900
 # ---
@@ -206,6 +206,7 @@ for way, step in steps.items():
 # %% tags=["T5", "T6", "check"]
 assert ours == torchs
 assert order[:5] == [f"all_gather {layer}" for layer in (0, 1, 2, 2, 1)]
+assert [each.op for each in operations(steps["only the root"])] == [GATHER, SCATTER]
 assert order[5:] == ["reduce_scatter 2", "all_gather 0", "reduce_scatter 1", "reduce_scatter 0"]
 assert [*map(sent, runs.values())] == [{REDUCE: 2}, {GATHER: 2, SCATTER: 1}, twice, twice]
 for rank in range(N):
@@ -215,8 +216,8 @@ for rank in range(N):
 
 # %% [markdown]
 # Both send 2 instead of 3, and both hold the whole model at its peak. The mistake shows in the trace: one all-gather in
-# a step, not one for each layer. (Counted are gathered *parameters*. With prefetch, the buffer of the next gather comes
-# on top, one more layer.)
+# a step, not one for each layer. (Counted are gathered *parameters*. By torch's source, the buffer of a prefetched
+# gather comes on top; it was not measured here.)
 #
 # ## Numbers of 16 bits, micro-batches, and gloo
 #
@@ -242,9 +243,9 @@ my_sync and my_sync.against(sum(sent(more["FSDP, last"]).values()))
 
 # %% [markdown]
 # With bfloat16 the **gathers halve and the reduce-scatters do not**. Each micro-batch gathers all layers twice; only a
-# reduce-scatter is saved: 5 instead of 6, where DDP sends 2. (And until the last micro-batch torch keeps whole
-# gradients, not 1/n of them.) "Never" sends no gradient and **learns nothing**: each step has the same loss. On gloo
-# FSDP sends 4, twice what DDP does, as gloo's reduce-scatter costs a whole all-reduce.
+# reduce-scatter is saved: 5 instead of 6, where DDP sends 2. (By torch's source it keeps whole gradients until then,
+# not 1/n of them; not measured here.) "Never" sends no gradient and **learns nothing**: each step has the same loss. On
+# gloo FSDP sends 4, twice what DDP does, as gloo's reduce-scatter costs a whole all-reduce.
 
 # %% tags=["Q8", "T7", "T8", "check"]
 assert sent(more["FSDP, bfloat16"]) == {GATHER: 1, SCATTER: 1}

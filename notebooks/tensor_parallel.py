@@ -159,9 +159,9 @@ for name, (losses, _) in {"one device": one, "right": right.results[0], "forgott
 my_mistake and my_mistake.against("the loss falls" if wrong.results[0][0][-1] < 1.5 else "the loss stays high")
 
 # %% [markdown]
-# The loss falls. (Here even faster than on one device, by chance: wrong gradients act like another learning rate.) No
-# error tells you that this is another model. But how far apart are the ranks' copies of `embed`, which should be equal?
-# And what does the traffic say?
+# The loss falls, here even faster than on one device. No error tells you that this is another model, and a lower loss
+# in 20 steps does not make it a better one. How far apart are the ranks' copies of `embed`, which should be equal? And
+# what does the traffic say?
 
 # %%
 mine, next_one = wrong.results[0][1], wrong.results[1][1]

@@ -158,7 +158,7 @@ LINES = {
     "dlearn/scripts": 1_089,
     "dlearn/sources": 329,
     "docs": 1_527,
-    "notebooks": 10_377,
+    "notebooks": 10_378,
     "tests": 16_057,
     "tools": 175,
 }
