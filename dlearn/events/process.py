@@ -53,3 +53,7 @@ class Process:
         known += [self.worker.id] if self.worker is not None else []
         known += [each.as_rank for each in self.rendezvous]
         return next((rank for rank in known if rank is not None), None)
+
+    def dimensions(self, group: GroupFact) -> tuple[str, ...]:
+        """Return what a mesh calls a group; an inner group has its outer one's dimensions."""
+        return self.groups.get(group.within, group).dimensions

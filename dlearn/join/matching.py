@@ -83,10 +83,12 @@ def _ordered(table: EventTable, groups: Groups, met: Sequence[_MatchedEnds]) -> 
 def join_groups(processes: Sequence[Process]) -> Groups:
     """Return the group by rank and the process's name of it: one value for all its members."""
     facts: dict[tuple[str, tuple[int, ...], int, int], dict[int, tuple[int, GroupFact]]] = defaultdict(dict)
+    dimensions: dict[tuple[int, str], tuple[str, ...]] = {}
     for process in processes:
         for fact in process.groups.values():
             same = facts[fact.name, fact.ranks, fact.size, process.header.restart]
             same.setdefault(fact.rank, (process.rank, fact))
+            dimensions[process.rank, fact.name] = process.dimensions(fact)
     absent = (
         ranks[i] if ranks else i for (_, ranks, size, _), found in facts.items() for i in range(size) if i not in found
     )
@@ -97,7 +99,7 @@ def join_groups(processes: Sequence[Process]) -> Groups:
         # Of a member that wrote no line about the group, the others know its global rank.
         members = tuple(found[i][0] if i in found else rank_of[ranks[i] if ranks else i] for i in range(size))
         fact = next(iter(found.values()))[1]
-        named = dict.fromkeys(name for _, each in found.values() for name in each.dimensions)
+        named = dict.fromkeys(each for rank, _ in found.values() for each in dimensions[rank, name])
         wired = {i: one for i, (rank, _) in found.items() if (one := wired_by[rank].get(name)) is not None}
         wiring = Wiring(wired) if wired else None
         group = Group(name, fact.backend, members, fact.default, wiring, tuple(named))

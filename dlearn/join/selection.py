@@ -128,8 +128,8 @@ def check_op(op: str, table: EventTable) -> None:
 
 def of_dimension(name: str, processes: Sequence[Process], table: EventTable) -> Mask:
     """Return the calls in groups that are this dimension of a mesh. TraceError if none is."""
-    facts = ((process.rank, fact) for process in processes for fact in process.groups.values())
-    groups = {(rank, fact.name): fact.dimensions for rank, fact in facts}
+    facts = ((process, fact) for process in processes for fact in process.groups.values())
+    groups = {(process.rank, fact.name): process.dimensions(fact) for process, fact in facts}
     if name not in (known := {*chain(*groups.values())}):
         has = ", ".join(sorted(known)) or "none"
         raise TraceError(f"there is no dimension {name!r} of a mesh; this trace has: {has}")
