@@ -13,7 +13,7 @@
 # **Goals.** You will be able to predict what crosses each stage boundary; compare GPipe and 1F1B by order, memory and
 # bubble.
 #
-# **Before this:** [model_parallel](model_parallel.ipynb). **Takes** about 35 minutes.
+# **Before this:** [send_and_receive](send_and_receive.ipynb). **Takes** about 35 minutes.
 #
 # A model has three stages, one on each rank; each is a layer of 64 × 64. So that the stages need not wait for each
 # other, the batch is cut into *micro-batches* that follow each other through the stages. **How many bytes cross each

@@ -21,7 +21,7 @@ HOME = Path(__file__).parent.parent / "notebooks"
 SOURCES = sorted(path for path in HOME.glob("*.py") if path.name != "build.py")
 SOURCES.sort(key=lambda path: -float(re.search("minutes: (.*)", path.read_text())[1]))  # What takes longest begins.
 
-MEASURE = {"slow_network", "stragglers", "incast", "racks", "local_sgd"}
+MEASURE = {"slow_network", "stragglers", "incast", "local_sgd"}
 """They judge seconds."""
 
 each_notebook = pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)

@@ -122,9 +122,11 @@ def assert_exact(cluster, shape, backend, **ways):
 
 
 def test_a_recorded_step_is_the_plan_to_the_byte_and_another_one_is_not():
-    trace = assert_exact(Cluster(4, backend="dlearn_ring"), SHAPE, "dlearn_ring", tp=2, pp=2, micro_batches=2).within("step")
+    trace = assert_exact(Cluster(4, backend="dlearn_ring"), SHAPE, "dlearn_ring", tp=2, pp=2, micro_batches=2).within(
+        "step"
+    )
     other = plan(SHAPE, tp=2, pp=2, sequence_parallel=True).compare(trace)
-    assert other.residues == {("pp", rank): 256 for rank in range(4)} | {("tp", rank): 0 for rank in range(4)}
+    assert {key: size for key, size in other.residues.items() if size} == {("pp", rank): 256 for rank in range(4)}
     assert "rank 0 sends 256 B more than planned over pp" in str(other)
     with pytest.raises(TraceError, match="the plan is for 8 ranks, the trace has 4"):
         plan(SHAPE, dp=8).compare(trace)

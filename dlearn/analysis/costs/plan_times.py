@@ -15,7 +15,7 @@ from dlearn.analysis.volume.plan_rows import Behind, PlanRow
 from dlearn.errors import DlearnError
 from dlearn.shown import Paragraph, Result, Table, time_text
 
-FORWARD, BACKWARD = 2, 4
+PASS = {"forward": 2, "backward": 4}
 """FLOPs for each weight and token: a multiplication and an addition; backward for two gradients."""
 
 
@@ -38,7 +38,10 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RowTime(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds that the busiest rank sends for a row of the plan, and that it waits for it."""
+    """Seconds that the busiest rank sends for a row of the plan, and that it waits for it.
+
+    `flops_per_byte` are the FLOPs of its pass, of gradients those of the last micro-batch's.
+    """
 
     row: PlanRow
     flops_per_byte: float
@@ -123,12 +126,14 @@ def plan_times(plan: ParallelPlan, machine: Machine) -> PlanTimes:
     tokens = shape.tokens // (ways.dp * ways.ep * ways.micro_batches)
     # Seconds of one FLOP for each weight of a layer and each token of a micro-batch.
     pair_s = shape.pair_numbers / ways.tp * tokens / machine.flops_per_s
-    compute_s = (FORWARD + BACKWARD) * pair_s * layers * ways.micro_batches
+    compute_s = sum(PASS.values()) * pair_s * layers * ways.micro_batches
     rows = []
     for row in plan.rows:
         sent = row.calls * max(row.sent_bytes)
         send_s = sent / machine.rate(row.dimension)
-        flops = compute_s * machine.flops_per_s
+        flops = pair_s * layers * PASS[row.phase] * machine.flops_per_s
+        if row.behind is not Behind.BACKWARD_PASS:
+            flops *= ways.micro_batches
         exposed_s = _exposed(row, send_s, pair_s, layers, ways.micro_batches)
         rows.append(
             RowTime(row=row, flops_per_byte=flops / sent, send_s=send_s, exposed_s=exposed_s)
@@ -138,7 +143,7 @@ def plan_times(plan: ParallelPlan, machine: Machine) -> PlanTimes:
 
 def _exposed(row: PlanRow, send_s: float, pair_s: float, layers: int, micro_batches: int) -> float:
     """Return how long a rank waits for the calls of a row, with `pair_s` of `plan_times`."""
-    layer_s = pair_s * (FORWARD if row.phase == "forward" else BACKWARD)
+    layer_s = pair_s * PASS[row.phase]
     first = send_s / layers  # Of the layer that begins or ends a pass: nothing is there to hide it.
     match row.behind:
         case Behind.BACKWARD_PASS:
