@@ -1,4 +1,4 @@
-"""The figures that are no drawing of a trace: measurements as dots, tables; and the verdict below each."""
+"""The figures that are no drawing of a trace: measurements as dots; and the verdict below each."""
 
 from collections.abc import Mapping, Sequence
 from statistics import median
@@ -9,8 +9,6 @@ from ddp_claims.samples import Samples
 from dlearn.draw import canvas
 from dlearn.draw.palette import FAINT, INK, LANE, SERIES, TEXT_PT, text_width, wrap
 from dlearn.lessons.charts import HEIGHT_IN
-
-_ROW_IN = 0.27
 
 
 def dots(
@@ -45,31 +43,6 @@ def dots(
     told = ["A dot for each measurement, joined with its partner; diamond: the median; thick line: its 95% interval."]
     lines = 1 + max(name.count("\n") for name in columns)
     return canvas.frame(ax, title=title, notes=[*told, *notes], below_in=0.22 + 0.16 * lines)
-
-
-def table(rows: Sequence[Sequence[str]], *, title: str) -> Axes:
-    """Draw a head and rows; cells that differ from the first row are bold on a tint."""
-    ax = canvas.new_axes(height_in=len(rows) * _ROW_IN, left_in=0.15)
-    canvas.describe(ax, *(", ".join(row) + "." for row in rows))
-    width = canvas.points(ax, 1.0, along="x")
-    ax.set_xlim(0, width)
-    ax.set_ylim(len(rows) * _ROW_IN, 0)
-    ax.set_axis_off()
-    columns = list(zip(*rows, strict=True))
-    widths = [max(text_width(text, size=TEXT_PT, bold=True) for text in column) for column in columns]
-    gap = min(60.0, (width - sum(widths)) / len(columns))
-    for place, column in enumerate(columns):
-        right = sum(widths[: place + 1]) + place * gap
-        for row, text in enumerate(column):
-            other = row > 1 and place > 0 and text != column[1] != ""
-            if other:
-                ax.barh((row + 0.5) * _ROW_IN, widths[place] + 12, left=right - widths[place] - 6, height=0.8 * _ROW_IN,
-                        color="#fbe3c4", gid="changed")  # fmt: skip
-            x, align = (right, "right") if place else (0.0, "left")
-            weight = "bold" if other or row == 0 else "normal"
-            canvas.write(ax, x, (row + 0.5) * _ROW_IN, text, ha=align, fontweight=weight)
-    ax.hlines(_ROW_IN, 0, right + 6, colors=FAINT, linewidth=0.6)
-    return canvas.frame(ax, title=title, below_in=0.08)
 
 
 def stamp(ax: Axes, verdict: str, mark: str, paper: str) -> None:

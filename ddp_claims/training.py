@@ -35,15 +35,10 @@ def under_ddp(build: Build, *, seed: int = 0, **options: Any) -> DistributedData
     return DistributedDataParallel(build(), **options)
 
 
-def backward(model: nn.Module, batch: tuple[Tensor, Tensor], *inputs: Any) -> None:
-    """Run a forward and a backward pass on images and labels; the model gets further `inputs`."""
+def backward(model: nn.Module, batch: tuple[Tensor, Tensor]) -> None:
+    """Run a forward and a backward pass on images and labels."""
     images, labels = batch
-    cross_entropy(model(images, *inputs), labels).backward()  # type: ignore[no-untyped-call]
-
-
-def gradients_of(model: nn.Module) -> Tensor:
-    """Return all gradients as one tensor."""
-    return torch.cat([each.grad.flatten() for each in model.parameters() if each.grad is not None])
+    cross_entropy(model(images), labels).backward()  # type: ignore[no-untyped-call]
 
 
 def sgd_step(model: nn.Module, backward_pass: Step, *, lr: float) -> Step:

@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   dlearn:
-#     ids: [DD15, DD16, DD18, Q3, Q7]
+#     ids: [DD11, DD15, DD16, DD18, Q3, Q7]
 #     minutes: 0.4
 #     needs: []
 #     peak_mb: 800
@@ -381,6 +381,67 @@ assert costs == {
     "gradient_as_bucket_view=True": (shapes + P + buffers, P + buffers, P + buffers + tables, P + buffers, 3),
     "find_unused_parameters=True": (shapes + 8 * 2 * 3 + P + 24 + buffers, *[P + 24 + 28 + buffers] * 3, 4),
 }
+
+# %% [markdown]
+# ## A layer that a step drops
+#
+# Without `find_unused_parameters`, a rank that leaves out a layer makes another one wait
+# ([museum_of_hangs](museum_of_hangs.ipynb)); if all ranks leave it out, DDP raises an error in the next step. **Predict
+# first:** with the option, which ranks have a gradient of a layer that one of two ranks has dropped?
+
+# %%
+my_gradient = lessons.predict("ddp_hooks.dropped on one rank", None, choices=("on both", "on the other", "on none"))
+
+
+class Tower(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(3))  # 16,640 B each
+
+    def forward(self, x, dropped):
+        for number, layer in enumerate(self.layers):
+            x = x if number == dropped else x + layer(x).relu()
+        return x
+
+
+def drop(of_each_rank, steps=1, **options):
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Tower(), bucket_cap_mb=0, **options)
+    for _ in range(steps):
+        model(torch.ones(4, 64), of_each_rank[dist.get_rank()]).sum().backward()
+    return {name: each.grad for name, each in model.module.named_parameters() if each.grad is not None}
+
+
+unused = {"find_unused_parameters": True}
+DROPS = {
+    "both ranks drop layer 1": partial(drop, (1, 1), **unused),
+    "they drop layers 1 and 2": partial(drop, (1, 2), **unused),
+    "both drop 1, and skip it": partial(drop, (1, 1), skip_all_reduce_unused_params=True, **unused),
+}
+dropped, facts = {name: Cluster(2).run(job) for name, job in DROPS.items()}, {}
+for name, ran in dropped.items():
+    calls = operations(ran.trace.where(op="all_reduce"))
+    maps = [each.given_bytes for each in calls if each.what == "DDP's map of used parameters"]
+    facts[name] = (sum(each.given_bytes for each in calls) - sum(maps), maps, len(ran.results[0]))
+    print("{}: {:,} B of gradients, maps of {} B, then {} of 6 have a gradient".format(name, *facts[name]))
+without = Cluster(2).run(partial(drop, (1, 1), steps=2), check=False)
+print(without.error.what.split(". ")[0])
+my_gradient and my_gradient.against("on both")
+
+# %% [markdown]
+# A dropped layer saves nothing: its gradients travel as zeros, and a rank that has dropped it gets the mean, too. Only
+# what no rank has used has no gradient. DDP first builds its buckets in the reverse of `model.parameters()`. With
+# `skip_all_reduce_unused_params=True` DDP does not send a bucket that no rank has used.
+
+# %% tags=["DD11", "check"]
+tower = 3 * 16_640
+assert list(facts.values()) == [(tower, [24], 4), (tower, [24], 6), (tower - 16_640, [24], 4)]
+all_on_0, all_on_1 = dropped["they drop layers 1 and 2"].results.values()
+assert all(torch.equal(all_on_0[name], all_on_1[name]) for name in all_on_0)
+assert not any(name.startswith("layers.1") for name in dropped["both ranks drop layer 1"].results[0])
+sent = [each.bucket.parameters for each in operations(dropped["they drop layers 1 and 2"].trace) if each.bucket]
+assert sent == [(name,) for name in reversed(all_on_0)]
+assert "Expected to have finished reduction in the prior iteration" in without.error.what
 
 # %% [markdown]
 # ## What is gradient_as_bucket_view?

@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   dlearn:
-#     ids: [DD1, DD3, DD5, DD7, DD8, DD9, DD10, DD11, DD13, DD17]
+#     ids: [DD1, DD7, DD8, DD9, DD13, DD17]
 #     minutes: 2.0
 #     needs: []
 #     peak_mb: 1000
@@ -21,11 +21,13 @@
 # 256 GPUs. How much of it can you see on a laptop? This lesson is a reference and belongs to none of the three paths:
 # run the claims that you need.
 #
-# It has eighteen claims. Other lessons test eight of them: [ddp_overlap](ddp_overlap.ipynb) when gradients are ready,
-# and how they overlap with computing (DD2, DD4); [gradient_accumulation](gradient_accumulation.ipynb) `no_sync` (DD6);
-# [compression](compression.ipynb) compressed gradients (DD12); [ddp_step_by_step](ddp_step_by_step.ipynb) the
-# constructor and the mean (DD14); [ddp_hooks](ddp_hooks.ipynb) interface, options and hooks (DD15, DD16, DD18). Here
-# are the others. Each is tested on real ranks, and its verdict is **computed** from the run:
+# It has eighteen claims. Other lessons test twelve of them: [ddp_step_by_step](ddp_step_by_step.ipynb) buckets, their
+# rebuilding, the constructor and the mean (DD3, DD10, DD14); [ddp_overlap](ddp_overlap.ipynb) when gradients are ready,
+# and how they overlap with computing (DD2, DD4); [museum_of_hangs](museum_of_hangs.ipynb) another order, and a gradient
+# that is left out (DD5); [gradient_accumulation](gradient_accumulation.ipynb) `no_sync` (DD6);
+# [ddp_hooks](ddp_hooks.ipynb) dropped layers, interface, options and hooks (DD11, DD15, DD16, DD18);
+# [compression](compression.ipynb) compressed gradients (DD12). Here are the others. Each is tested on real ranks, and
+# its verdict is **computed** from the run:
 #
 # - **confirmed**: every check holds.
 # - **partly tested**: all checks that could run hold, but some could not run; the reason is given. That confirms
@@ -61,30 +63,13 @@ def find(id, verdict=None, exact=0):
 # %% [markdown]
 # ## Why buckets?
 #
-# The design is built on two observations. The first: what does an element cost in a small message, and in a large one?
+# What does an element cost in a small message, and in a large one?
 
 # %% tags=["DD1"]
 find("DD1", exact=1)  # as many bytes; the rest are times
 
 # %% [markdown]
-# Every all-reduce has a fixed cost (calls, headers, wake-ups), so gradients should travel together. But they become
-# ready all along the backward pass, from the last layer to the first. Waiting for all of them wastes that time; sending
-# each by itself pays the fixed cost for each. Buckets are the compromise, in reverse order of the layers.
-
-# %% tags=["DD3"]
-find("DD3", "confirmed")  # bytes and counts: exact
-
-# %% [markdown]
-# ## What can go wrong
-#
-# All ranks must reduce the same buckets in the same order. The paper shows two failures (its figure 3). Does the order
-# in which gradients become *ready* matter, or the order in which buckets are *launched*?
-
-# %% tags=["DD5"]
-find("DD5", "confirmed")
-
-# %% [markdown]
-# The lesson [museum_of_hangs](museum_of_hangs.ipynb) shows these failures, and more than a dozen others.
+# Every all-reduce has a fixed cost (calls, headers, wake-ups), so gradients should travel together, in buckets.
 #
 # ## More ranks
 #
@@ -109,21 +94,8 @@ find("DD8", exact=1)  # order and sum of the parts; the rest are times
 find("DD9", exact=2)  # bytes, weights and turns; the rest are times
 
 # %% [markdown]
-# ## Future work in 2020, default today
+# ## Less frequent synchronisation
 #
-# The paper's section 6 lists possible improvements. The first is to predict the order of the gradients. Today's DDP
-# observes one backward pass, and then rebuilds its buckets.
-
-# %% tags=["DD10"]
-find("DD10", "confirmed")
-
-# %% [markdown]
-# The second is about layers that are dropped, or parameters that a branch does not use. What does it cost to find them?
-
-# %% tags=["DD11"]
-find("DD11", "confirmed")
-
-# %% [markdown]
 # What does less frequent synchronisation cost, not in bytes, but in the loss? The paper also gives a reason: more
 # gradients add up before a step, so the step is longer. Which run could show that the longer step is *not* the reason?
 

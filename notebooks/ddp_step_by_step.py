@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   dlearn:
-#     ids: [DD3, DD14, DD15, Q6]
+#     ids: [DD3, DD10, DD14, DD15, Q6]
 #     minutes: 0.4
 #     needs: []
 #     peak_mb: 800
@@ -197,10 +197,10 @@ def all_at_once(gradients):
         gradient.copy_(part.view_as(gradient))
 
 
-def gradients_by(reduce=None, **options):
+def gradients_by(reduce=None, make=models.ConvNet, **options):
     images, labels = digits.shard(dist.get_rank(), dist.get_world_size())
     torch.manual_seed(0)
-    model = models.ConvNet()
+    model = make()
     outer = model if reduce else DistributedDataParallel(model, **options)
     for step in range(3):
         model.zero_grad()
@@ -278,7 +278,7 @@ play.player(run.trace.within("step 1"))
 # are closed at 25 MiB. Ranks could see different orders, so rank 0 sends its own in the second forward pass, in two
 # small broadcasts: 28 bytes for the order of 6 parameters and the number of buckets, 12 for the sizes of 3 buckets.
 
-# %% tags=["DD3", "Q6", "check"]
+# %% tags=["DD3", "DD10", "Q6", "check"]
 first, rebuilt = bucket_times(run.trace).tables
 assert [bucket.bytes for bucket in first] == [111_960]
 assert first[0].parameters == tuple(name for name, _ in models.ConvNet().named_parameters())
@@ -289,6 +289,32 @@ agreed = [each for each in operations(run.trace) if each.ends[0].phase == "forwa
 assert [each.what for each in agreed] == ["DDP agrees on the rebuilt buckets"] * 2
 assert [each.ends[0].inputs[0].payload_bytes for each in agreed] == [4 * (6 + 1), 4 * 3]
 assert all(each in operations(run.trace.within("step 1")) for each in agreed)
+
+# %% [markdown]
+# Has DDP *seen* this order, or does it only reverse the list? For this model both give the same. `Backwards` lists its
+# last layer first:
+
+
+# %%
+class Backwards(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.last, self.first = nn.Linear(64, 10), nn.Linear(64, 64)
+
+    def forward(self, images):
+        return self.last(self.first(images.flatten(1)).relu())
+
+
+listed = [name for name, _ in Backwards().named_parameters()]
+backwards = Cluster(2).run(partial(gradients_by, make=Backwards, bucket_cap_mb=models.SMALL_BUCKETS))
+first, rebuilt = bucket_times(backwards.trace).tables
+print("the list in reverse:", *listed[::-1])
+print("the rebuilt buckets:", *(name for bucket in rebuilt for name in bucket.parameters))
+
+# %% tags=["DD10", "check"]
+came = [name for name, _ in first[0].ready]
+assert [name for bucket in rebuilt for name in bucket.parameters] == came
+assert came != listed[::-1]
 
 # %% [markdown]
 # ## Exercises

@@ -64,7 +64,7 @@ if my_rank:
     print(my_rank.against("both" if len({*waiting}) == 2 else waiting[0]))
 axes = draw.timeline(run.trace.where(kind="collective", op="all_reduce"))
 
-# %% tags=["check"]
+# %% tags=["DD5", "check"]
 assert "rank 0 waits for rank 1 in all_reduce #11 (bucket 1: b.bias, b.weight; In[" in run.error.what
 assert "]:27)" in run.error.what  # the line of `train` that calls backward
 assert "rank 1 never produced the gradients of b.bias, b.weight in backward pass 3" in run.error.what

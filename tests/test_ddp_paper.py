@@ -49,20 +49,20 @@ def test_a_loss_is_kept_within_the_seeds_own_spread_and_hurt_beyond_it():
 
 @pytest.mark.slow
 def test_the_command_writes_figures_report_and_verdicts_and_refuses_an_unknown_claim(tmp_path, monkeypatch, capsys):
-    command = [sys.executable, "-m", "ddp_claims", "--out", "out", "DD5"]
+    command = [sys.executable, "-m", "ddp_claims", "--out", "out", "DD1"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     monkeypatch.setattr(sys, "argv", ["ddp_claims", "--out", str(tmp_path / "wrong"), "DD99"])
     assert main() == 1
     (told,) = capsys.readouterr().err.splitlines()
-    assert told.startswith("error: there is no claim 'DD99'; there are: DD1, DD3, ")
+    assert told.startswith("error: there is no claim 'DD99'; there are: DD1, DD7, ")
     assert not (tmp_path / "wrong").exists()
-    verdict = json.loads((tmp_path / "out" / "verdicts.json").read_text())["DD5"]["verdict"]
+    verdict = json.loads((tmp_path / "out" / "verdicts.json").read_text())["DD1"]["verdict"]
     report = (tmp_path / "out" / "report.md").read_text()
-    assert f"| DD5 order of reduction, and skipped gradients | {verdict}" in report
-    assert done.stdout.startswith(f"DD5 order of reduction, and skipped gradients: {verdict}")
+    assert f"| DD1 small collectives are slow per byte | {verdict}" in report
+    assert done.stdout.startswith(f"DD1 small collectives are slow per byte: {verdict}")
     written = {path.name for path in (tmp_path / "out").iterdir()}
-    assert written == {"dd5.svg", "report.md", "verdicts.json"}
+    assert written == {"dd1.svg", "report.md", "verdicts.json"}
 
 
 EXACT = {"DD1": 1, "DD8": 1, "DD9": 2, "DD13": 1, "DD17": 1}
