@@ -108,8 +108,6 @@ model = Two()
 loss = model(torch.randn(8, 64)).square().mean()
 lines = tree(loss.grad_fn, {id(parameter): name for name, parameter in model.named_parameters()})
 print(*lines, sep="\n")
-
-# %% tags=["check"]
 assert [line.split()[-1] for line in lines if "AccumulateGrad" in line] == ["one.weight", "two.weight"]
 
 # %% [markdown]
@@ -386,13 +384,11 @@ assert costs == {
 # ## A layer that a step drops
 #
 # Without `find_unused_parameters`, a rank that leaves out a layer makes another one wait
-# ([museum_of_hangs](museum_of_hangs.ipynb)); if all ranks leave it out, DDP raises an error in the next step. **Predict
-# first:** with the option, which ranks have a gradient of a layer that one of two ranks has dropped?
-
-# %%
-my_gradient = lessons.predict("ddp_hooks.dropped on one rank", None, choices=("on both", "on the other", "on none"))
+# ([museum_of_hangs](museum_of_hangs.ipynb)); if all ranks leave it out, DDP raises an error in the next step. With it:
+# are the bytes of a dropped layer saved, and which ranks have its gradient, if only one of two has dropped it?
 
 
+# %% tags=["DD11"]
 class Tower(nn.Module):
     def __init__(self):
         super().__init__()
@@ -412,38 +408,31 @@ def drop(of_each_rank, steps=1, **options):
     return {name: each.grad for name, each in model.module.named_parameters() if each.grad is not None}
 
 
-unused = {"find_unused_parameters": True}
-DROPS = {
-    "both ranks drop layer 1": partial(drop, (1, 1), **unused),
-    "they drop layers 1 and 2": partial(drop, (1, 2), **unused),
-    "both drop 1, and skip it": partial(drop, (1, 1), skip_all_reduce_unused_params=True, **unused),
-}
-dropped, facts = {name: Cluster(2).run(job) for name, job in DROPS.items()}, {}
-for name, ran in dropped.items():
-    calls = operations(ran.trace.where(op="all_reduce"))
-    maps = [each.given_bytes for each in calls if each.what == "DDP's map of used parameters"]
-    facts[name] = (sum(each.given_bytes for each in calls) - sum(maps), maps, len(ran.results[0]))
-    print("{}: {:,} B of gradients, maps of {} B, then {} of 6 have a gradient".format(name, *facts[name]))
+both = Cluster(2).run(partial(drop, (1, 1), find_unused_parameters=True))
+two = Cluster(2).run(partial(drop, (1, 2), find_unused_parameters=True))
+skip = Cluster(2).run(partial(drop, (1, 1), find_unused_parameters=True, skip_all_reduce_unused_params=True))
+for name, ran in {"both drop layer 1": both, "they drop 1 and 2": two, "both drop 1, and skip it": skip}.items():
+    size = sum(call.given_bytes for call in operations(ran.trace.where(op="all_reduce")))
+    print(f"{name:24} {size:,} B in all-reduces, then {len(ran.results[0])} of 6 parameters have a gradient")
 without = Cluster(2).run(partial(drop, (1, 1), steps=2), check=False)
 print(without.error.what.split(". ")[0])
-my_gradient and my_gradient.against("on both")
+
+# %% tags=["DD11", "check"]
+tower, unused_map = 3 * 16_640, 4 * 6
+size_of = [sum(call.given_bytes for call in operations(ran.trace.where(op="all_reduce"))) for ran in (both, two, skip)]
+assert size_of == [tower + unused_map, tower + unused_map, tower + unused_map - 16_640]
+assert both.results[0].keys() == both.results[1].keys() == skip.results[0].keys()
+assert [name for name in two.results[0] if name not in both.results[0]] == ["layers.1.weight", "layers.1.bias"]
+assert all(torch.equal(gradient, two.results[1][name]) for name, gradient in two.results[0].items())
+sent = [call.bucket.parameters for call in operations(two.trace) if call.bucket is not None]
+assert sent == [(name,) for name in reversed(two.results[0])]
+assert "Expected to have finished reduction in the prior iteration" in without.error.what
 
 # %% [markdown]
 # A dropped layer saves nothing: its gradients travel as zeros, and a rank that has dropped it gets the mean, too. Only
 # what no rank has used has no gradient. DDP first builds its buckets in the reverse of `model.parameters()`. With
-# `skip_all_reduce_unused_params=True` DDP does not send a bucket that no rank has used.
-
-# %% tags=["DD11", "check"]
-tower = 3 * 16_640
-assert list(facts.values()) == [(tower, [24], 4), (tower, [24], 6), (tower - 16_640, [24], 4)]
-all_on_0, all_on_1 = dropped["they drop layers 1 and 2"].results.values()
-assert all(torch.equal(all_on_0[name], all_on_1[name]) for name in all_on_0)
-assert not any(name.startswith("layers.1") for name in dropped["both ranks drop layer 1"].results[0])
-sent = [each.bucket.parameters for each in operations(dropped["they drop layers 1 and 2"].trace) if each.bucket]
-assert sent == [(name,) for name in reversed(all_on_0)]
-assert "Expected to have finished reduction in the prior iteration" in without.error.what
-
-# %% [markdown]
+# `skip_all_reduce_unused_params=True` it does not send a bucket that no rank has used.
+#
 # ## What is gradient_as_bucket_view?
 #
 # By default a gradient is computed into `.grad`, copied into its bucket, and copied back. With
@@ -452,7 +441,7 @@ assert "Expected to have finished reduction in the prior iteration" in without.e
 # together, with and without the option?
 
 
-# %%
+# %% tags=["Q7"]
 def places(view):
     model = nn.Sequential(*[nn.Linear(1024, 1024, bias=False) for _ in range(4)])
     ddp = DistributedDataParallel(model, bucket_cap_mb=64, gradient_as_bucket_view=view)
@@ -476,18 +465,15 @@ def places(view):
 copied, viewed = Cluster(2).run(places, False), Cluster(2).run(places, True)
 print(f"copied: {copied.results[0]:,} B of gradients and buckets; as views: {viewed.results[0]:,} B")
 print(compare(copied.trace, viewed.trace, names=("copied", "as views")).sentence)
-
-# %% [markdown]
-# Gradients take half the memory, but as many bytes on the wire. (With Adam, parameters, gradients and two moments take
-# 4 times the memory of the parameters, instead of 5.)
-
-# %% tags=["Q7", "check"]
 assert copied.results == {0: 2 * 16_777_216, 1: 2 * 16_777_216}
 assert viewed.results == {0: 16_777_216, 1: 16_777_216}
 assert compare(copied.trace, viewed.trace).total.added_bytes == 0
 assert compare(copied.trace, viewed.trace).total.added_messages == 0
 
 # %% [markdown]
+# Gradients take half the memory, but as many bytes on the wire. (With Adam, parameters, gradients and two moments take
+# 4 times the memory of the parameters, instead of 5.)
+#
 # ## Exercise
 #
 # With a `BatchNorm` of 24 channels on two ranks, how many bytes of buffers does rank 0 send in a forward pass? And with

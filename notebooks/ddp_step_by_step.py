@@ -295,7 +295,7 @@ assert all(each in operations(run.trace.within("step 1")) for each in agreed)
 # last layer first:
 
 
-# %%
+# %% tags=["DD10"]
 class Backwards(nn.Module):
     def __init__(self):
         super().__init__()
@@ -310,8 +310,6 @@ backwards = Cluster(2).run(partial(gradients_by, make=Backwards, bucket_cap_mb=m
 first, rebuilt = bucket_times(backwards.trace).tables
 print("the list in reverse:", *listed[::-1])
 print("the rebuilt buckets:", *(name for bucket in rebuilt for name in bucket.parameters))
-
-# %% tags=["DD10", "check"]
 came = [name for name, _ in first[0].ready]
 assert [name for bucket in rebuilt for name in bucket.parameters] == came
 assert came != listed[::-1]
