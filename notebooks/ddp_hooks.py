@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   dlearn:
-#     ids: [DD11, DD15, DD16, DD18, Q3, Q7]
+#     ids: [DD11, DD15, DD16, DD18, DM3, Q3, Q7]
 #     minutes: 0.4
 #     needs: []
 #     peak_mb: 800
@@ -305,7 +305,7 @@ my_buffers and my_buffers.against(traffic(norm.trace.within("step 2").where(op="
 # (a separate message, because its type differs). They are not averaged. Then the forward pass updates them from the
 # rank's own batch, so after a step they differ again. Only rank 0's buffers are ever sent, so save the model on rank 0.
 
-# %% tags=["DD16", "check"]
+# %% tags=["DD16", "DM3", "check"]
 shown = [each for each in operations(norm.trace.within("step 2")) if each.op == "broadcast"]
 assert [each.ends[0].inputs[0].payload_bytes for each in shown] == [4 * (12 + 12), 8]
 assert traffic(norm.trace.within("step 2").where(op="broadcast")).payload_bytes == {(0, 1): 96 + 8}

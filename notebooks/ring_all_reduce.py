@@ -200,7 +200,7 @@ my_change and my_change.against(", ".join(changed))
 # %% [markdown]
 # Only the hook: it sends each number in 2 bytes instead of 4. The optimizer runs after the gradients have arrived.
 
-# %% tags=["check"]
+# %% tags=["DM2", "DM3", "check"]
 P = sum(parameter.numel() for parameter in models.ConvNet().parameters())
 full = 2 * (3 - 1) / 3 * 4 * P
 
