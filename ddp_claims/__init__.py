@@ -2,7 +2,7 @@
 
     python -m ddp_claims --out DIR
 
-runs six claims on real ranks and writes the figures, the report and the verdicts. The lessons on DDP test the others.
+runs five claims on real ranks and writes the figures, the report and the verdicts. The lessons on DDP test the others.
 """
 
 from ddp_claims.reproduction import CLAIMS, Report, claim, reproduce

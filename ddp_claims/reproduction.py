@@ -14,7 +14,7 @@ from dlearn import draw
 from dlearn.errors import SetupError
 from dlearn.events.this_host import cores
 
-MODULES = "latency message_size round_robin rules scaling_out skipping"
+MODULES = "latency message_size round_robin rules skipping"
 for module in MODULES.split():
     import_module(f"ddp_claims.{module}")
 CLAIMS = tuple(sorted(verdicts.CLAIMS.values(), key=lambda claim: int(claim.id.removeprefix("DD"))))

@@ -1,7 +1,5 @@
 """What DDP sent in a part of a trace: its collectives, and the bytes that a rank handed to them."""
 
-from torch import nn
-
 from dlearn import Trace, operations
 from dlearn.analysis import traffic
 from dlearn.events.event import Bucket
@@ -22,8 +20,3 @@ def sent_bytes(trace: Trace, ranks: int) -> list[int]:
     """Return the bytes that each rank sent in this part, from its messages."""
     found = traffic(trace)
     return [found.bytes_from(rank=rank) for rank in range(ranks)]
-
-
-def parameter_bytes(model: nn.Module) -> int:
-    """Return the bytes of its parameters, and so of its gradients."""
-    return sum(each.nbytes for each in model.parameters())

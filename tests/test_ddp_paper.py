@@ -55,7 +55,7 @@ def test_the_command_writes_figures_report_and_verdicts_and_refuses_an_unknown_c
     monkeypatch.setattr(sys, "argv", ["ddp_claims", "--out", str(tmp_path / "wrong"), "DD99"])
     assert main() == 1
     (told,) = capsys.readouterr().err.splitlines()
-    assert told.startswith("error: there is no claim 'DD99'; there are: DD1, DD7, ")
+    assert told.startswith("error: there is no claim 'DD99'; there are: DD1, DD8, ")
     assert not (tmp_path / "wrong").exists()
     verdict = json.loads((tmp_path / "out" / "verdicts.json").read_text())["DD1"]["verdict"]
     report = (tmp_path / "out" / "report.md").read_text()
@@ -72,9 +72,6 @@ EXACT = {"DD1": 1, "DD8": 1, "DD9": 2, "DD13": 1, "DD17": 1}
 def check_finding(found: Finding) -> None:
     """What the notebook does not assert itself."""
     checks, name = found.result.checks, found.claim.id
-    assert name != "DD7" or len(found.untested) == 1, found
-    if name in EXACT:
-        assert all(check.holds for check in checks[: EXACT[name]]), found
-        for check in checks[EXACT[name] :] if name != "DD13" else ():
-            sampled = ("n = ", "resamples", "doublings")
-            assert check.holds is None or any(word in check.seen for word in sampled), check
+    for check in checks[EXACT[name] :] if name != "DD13" else ():
+        sampled = ("n = ", "resamples", "doublings")
+        assert check.holds is None or any(word in check.seen for word in sampled), check

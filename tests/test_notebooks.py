@@ -291,7 +291,6 @@ if "unshare" in globals():
         "ddp_claims.latency": "STEPS = 5",
         "ddp_claims.rules": "ROUNDS, RESAMPLES, WIDTHS = 3, 20, (64, 96, 128)",
         "ddp_claims.round_robin": "STEPS = 5",
-        "ddp_claims.scaling_out": "TIMED = 3",
         "ddp_claims.skipping": """
 SEEDS = SEEDS[:1]
 SMALL, LARGE, CONTROL = (each._replace(iterations=each.iterations // 2) for each in (SMALL, LARGE, CONTROL))
