@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   dlearn:
-#     ids: [SA1, SA2, SA3, SA4, SA5, SA6, SA7]
+#     ids: [SA1, SA2, SA3, SA4, SA5, SA6]
 #     minutes: 0.3
 #     needs: []
 #     peak_mb: 700
@@ -26,15 +26,14 @@
 # %%
 import zlib
 
-import matplotlib.pyplot as plt
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from dlearn import Cluster, analysis, draw, lessons
-from dlearn.lessons import digits
+from dlearn import Cluster, lessons
+from dlearn.lessons import charts, digits
 
 EXAMPLES, BATCH, LR = 128, 32, 0.1
 images, labels = (part[:EXAMPLES] for part in digits.load())
@@ -253,7 +252,14 @@ for small in (0.001, 0.01, 0.1):
     plain = Cluster(2).run(epoch, BATCH, small).results[0]
     moved = (n_updates - flat(new_model())).norm()
     far[small] = (((scaled - n_updates).norm() / moved).item(), ((plain - n_updates).norm() / moved).item())
-    print(f"lr {small:5}: 2 x lr ends {far[small][0]:.2%} of the distance away, the same lr {far[small][1]:.0%}")
+scaled, plain = ([100 * part for part in parts] for parts in zip(*far.values(), strict=True))
+axes = charts.bars(
+    [f"lr = {small}" for small in far],
+    [charts.Part("half as many updates with 2 · lr", scaled), charts.Part("half as many with lr", plain)],
+    title=f"With twice the learning rate half as many updates end {min(scaled):.2f}% to {max(scaled):.1f}% away",
+    y="% of the distance moved",
+    text="{:.3g}%".format,
+)
 
 # %% tags=["SA5", "check"]
 # ten times the learning rate gives about ten times the error: it is of second order
@@ -317,57 +323,6 @@ my_optimizers and my_optimizers.against("Adam")
 # (This needs averaging after *each* step. Ranks that take several steps in between compute gradients at different
 # points, with any optimizer.) Adam divides by a root of squares, which is not linear, so each rank takes full-size
 # steps along its own noise.
-#
-# ## Is DDP a parameter server?
-#
-# The results are the same, as the table shows, but the traffic is not. Three workers have gradients of P bytes. How
-# many bytes does the server send and receive in a step? How many does a rank in DDP's ring?
-
-
-# %%
-def server_step():
-    """One step with a server, its messages one by one: parameters out, gradients in."""
-    rank, n = dist.get_rank(), dist.get_world_size()
-    numbers = torch.zeros(P_ELEMENTS)
-    for worker in range(1, n):
-        if rank == 0:
-            dist.send(numbers, dst=worker)
-        elif rank == worker:
-            dist.recv(numbers, src=0)
-    for worker in range(1, n):
-        if rank == 0:
-            dist.recv(numbers, src=worker)
-        elif rank == worker:
-            dist.send(numbers, dst=0)
-
-
-def ring_step():
-    dist.all_reduce(torch.zeros(P_ELEMENTS))
-
-
-P_ELEMENTS, workers = 3 * 40_000, 3
-P = 4 * P_ELEMENTS
-served = Cluster(["server", "worker 1", "worker 2", "worker 3"]).run(server_step)
-ring = Cluster(workers).run(ring_step)
-at_server, at_ring = analysis.traffic(served.trace), analysis.traffic(ring.trace)
-
-for name, sent, ranks in (("server", at_server, 4), ("ring", at_ring, 3)):
-    shown = [f"{sent.bytes_from(rank=rank):,} out, {sent.bytes_to(rank=rank):,} in" for rank in range(ranks)]
-    print(f"{name}: " + "; ".join(shown))
-figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained")
-draw.traffic(served.trace, ax=left)
-draw.traffic(ring.trace, ax=right)
-plt.show()
-
-# %% tags=["SA7", "check"]
-assert at_server.bytes_from(rank=0) == at_server.bytes_to(rank=0) == workers * P
-assert all(at_server.bytes_from(rank=rank) == P for rank in (1, 2, 3))
-assert all(at_ring.bytes_from(rank=rank) == 2 * (workers - 1) * P // workers for rank in range(workers))
-
-# %% [markdown]
-# The server sends n·P and receives as much. A rank in the ring sends and receives 2(n-1)/n·P. With a hundred workers,
-# the server's link transports about fifty times as much as the link of a rank in the ring. In exchange, workers need
-# not wait for each other (lesson [hogwild](hogwild.ipynb)).
 #
 # ## Uneven batches
 #
