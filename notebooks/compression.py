@@ -20,7 +20,7 @@
 # [ring_all_reduce](ring_all_reduce.ipynb) and [ddp_hooks](ddp_hooks.ipynb).)
 #
 # A *communication hook* replaces DDP's all-reduce. When a bucket of gradients is full, DDP calls your function with the
-# `bucket`, and expects a future of its average. Here are three hooks from torch:
+# `bucket`, and expects a future of its average. Here are two hooks from torch:
 
 # %%
 from functools import partial
@@ -29,8 +29,7 @@ from statistics import median
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
@@ -41,10 +40,6 @@ from dlearn.lessons import charts, digits, models
 START = 2  # PowerSGD leaves the first two steps alone, while DDP still makes its buckets
 
 
-def bf16(state, bucket):  # why not torch's own? See below
-    return bf16_compress_hook(state, bucket)
-
-
 def power(rank):
     return PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=START), powerSGD_hook
 
@@ -52,14 +47,12 @@ def power(rank):
 HOOKS = {
     "plain": lambda: None,
     "fp16": lambda: (None, fp16_compress_hook),
-    "bf16": lambda: (None, bf16),
     **{f"PowerSGD {rank}": partial(power, rank) for rank in (1, 2, 4)},
 }
 
 # %% [markdown]
-# `fp16` and `bf16` send 2 bytes for each number: float16 has more digits, bfloat16 the range of float32. PowerSGD
-# treats each gradient as a matrix of n rows and m columns. It sends two thin matrices instead, P (n × r) and Q (r × m),
-# whose product approximates the gradient. You choose their rank r.
+# `fp16` sends 2 bytes for each number. PowerSGD treats each gradient as a matrix of n rows and m columns. It sends two
+# thin matrices instead, P (n × r) and Q (r × m), whose product approximates the gradient. You choose their rank r.
 #
 # **Predict first:** the model has three linear layers with 26,122 parameters, 104,488 bytes, in one bucket. In how many
 # all-reduces does PowerSGD send the gradients?
@@ -97,7 +90,7 @@ for name in HOOKS:
 my_calls and my_calls.against(len(sizes("PowerSGD 1")))
 
 # %% [markdown]
-# fp16 and bf16 send half. PowerSGD makes three all-reduces instead of one. The first has the uncompressed gradients
+# fp16 sends half. PowerSGD makes three all-reduces instead of one. The first has the uncompressed gradients
 # (the biases, and each matrix that would not shrink to less than half), the second all P, the third all Q. In the
 # picture, which part does not shrink with the rank?
 
@@ -126,7 +119,7 @@ axes = charts.bars(
         for kind, column in zip(kinds, zip(*heights, strict=True), strict=True)
     ],
     stacked=True,
-    title=f"fp16 and bf16 send {share['fp16']} of the bytes, PowerSGD of rank 1 sends {share['PowerSGD 1']}"
+    title=f"fp16 sends {share['fp16']} of the bytes, PowerSGD of rank 1 sends {share['PowerSGD 1']}"
     f" and of rank 4 {share['PowerSGD 4']}",
     y="all-reduced in one step, kB",
     text=lambda value: f"{1000 * value:,.0f} B",
@@ -135,37 +128,17 @@ _ = axes.set_ylim(0, 1.14 * P / 1000)  # room for the number on the highest bar
 
 # %% [markdown]
 # The biases, because vectors are never compressed. The three parts travel one after the other, because Q is computed
-# from the sum of P. So compression costs latency: three rounds instead of one.
+# from the sum of P. So compression costs latency: three rounds instead of one. (With two buckets, PowerSGD on gloo
+# hangs or aborts: see [museum_of_hangs](museum_of_hangs.ipynb). This model's gradients are in one bucket.)
 
 # %% tags=["DD12", "check"]
 assert sizes("plain") == [P] == [104_488]
-assert sizes("fp16") == sizes("bf16") == [P / 2]
+assert sizes("fp16") == [P / 2]
 assert all(sizes(f"PowerSGD {rank}") == formula(rank) for rank in (1, 2, 4))
 last = {name: run.trace.within(f"{name}, step {START + 1}") for name in HOOKS}
 first, then, at_last = operations(last["PowerSGD 1"])
-assert at_last.start_ns > then.last_arrival_ns  # no rank sends Q before every rank has given its P
-
-# %% [markdown]
-# ## Two things that do not work here
-#
-# - **torch's bf16 hook, by its own name.** DDP checks the name of the hook, and refuses this one without NCCL. That is
-#   why `bf16` above wraps it in a function. Gloo can add bfloat16 numbers.
-# - **PowerSGD with two buckets, on gloo** hangs, or aborts: see [museum_of_hangs](museum_of_hangs.ipynb). So here all
-#   gradients are in one bucket.
-
-
-# %%
-def refused():
-    try:
-        DistributedDataParallel(nn.Linear(2, 2)).register_comm_hook(None, bf16_compress_hook)
-    except TypeError as error:
-        return str(error)
-
-
-answer = Cluster(2).run(refused).results[0]
-print(answer)
-assert "NCCL" in answer
 assert {each.bucket.index for each in operations(last["plain"])} == {0}
+assert at_last.start_ns > then.last_arrival_ns  # no rank sends Q before every rank has given its P
 
 # %% [markdown]
 # ## A hook of your own
