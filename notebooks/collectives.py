@@ -168,7 +168,7 @@ def on_the_wire(name, n=4):
     return predicted if answers[n].not_measured else counted
 
 
-for name in ("broadcast", "all_reduce", "all_gather"):
+for name in ("broadcast", "all_gather"):
     print(name)
     for (src, dst), size in sorted(on_the_wire(name).items()):
         print(f"    {src} > {dst} {size:12,} B")
@@ -180,13 +180,11 @@ axes = draw.sequence(runs[4].trace.within("broadcast"))
 # four ranks, and one more whenever n doubles. The last two messages have different senders and receivers, so they can
 # travel at the same time.
 #
-# In the all-reduce every rank sends to rank r-1 only: a **ring to the left** (lesson
-# [ring_all_reduce](ring_all_reduce.ipynb)). In the other direction there are only 12 replies of 48 bytes. In the
-# all-gather, every rank sends to r+1: a **ring to the right**, with half the bytes. Are the dark cells below or above
-# the diagonal?
+# In the all-gather, every rank sends to r+1 only: a **ring to the right**. In the other direction there are only
+# replies of 48 bytes. (The all-reduce is a ring to the left: lesson [ring_all_reduce](ring_all_reduce.ipynb).) Are the
+# dark cells below or above the diagonal?
 
 # %%
-axes = draw.traffic(runs[4].trace.within("all_reduce"))
 axes = draw.traffic(runs[4].trace.within("all_gather"))
 
 # %% tags=["check"]
@@ -204,8 +202,7 @@ wire = on_the_wire("broadcast")
 assert (0, 3) not in wire or wire[0, 3] == 0
 assert (wire[0, 1], wire[1, 0]) == (S + 96, 48)
 for src, dst in left:
-    assert on_the_wire("all_reduce")[src, dst] == 1.5 * S + 12 * 96
-    assert on_the_wire("all_reduce")[dst, src] == 12 * 48
+    assert on_the_wire("all_gather")[src, dst] == 6 * 48
     assert on_the_wire("all_gather")[dst, src] == 0.75 * S + 6 * 96
 my_shape and my_shape.against("tree")
 

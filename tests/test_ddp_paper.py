@@ -12,7 +12,7 @@ import pytest
 
 from ddp_claims import Check, Claim, Finding, Result
 from ddp_claims.__main__ import main
-from ddp_claims.convergence import hurts, keeps
+from ddp_claims.skipping import hurts, keeps
 
 YES, NO, UNKNOWN = (Check("it is so", "seen", holds) for holds in (True, False, None))
 
