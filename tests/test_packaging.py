@@ -146,7 +146,7 @@ def test_the_site_is_built_and_every_link_of_it_leads_somewhere(tmp_path):
     pages = {page: page.read_text() for page in (out / "html").rglob("*.html")}
     assert len(pages) > 45
     read = {page.name: text for page, text in pages.items()}
-    assert len(re.findall("<tr", read["questions.html"])) == 82 + 1
+    assert len(re.findall("<tr", read["questions.html"])) == 86 + 1
     assert len(re.findall("<tr", read["glossary.html"])) == 15 + 1
     assert read["api.html"].count('class="highlight-python') > 15
     assert read["quickstart.html"].count('class="dlearn-player') == 3, "two players and a strip"

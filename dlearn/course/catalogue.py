@@ -7,6 +7,7 @@ from dlearn.course.by_sends import HIERARCHICAL, RING, TOKEN, TREE
 from dlearn.course.causal_chunks import ZIG_ZAG
 from dlearn.course.diagnosis import FIVE_HANGS
 from dlearn.course.exercise import SECONDS, Exercise, Grade, first_failure
+from dlearn.course.half_the_bytes import BFLOAT16_SUM
 from dlearn.course.planned_bytes import PLAN_BYTES
 from dlearn.course.routed_tokens import EXPERTS, TOP_TWO
 from dlearn.course.split_layers import ATTENTION, FSDP, ONE_F_ONE_B
@@ -17,7 +18,7 @@ from dlearn.errors import DlearnError
 _ALL = (
     *(TOKEN, RING, TREE, HIERARCHICAL, DDP, ACCUMULATION, SERVER, TOP_K),
     *(SHARDED, FSDP, COLUMN_ROW, SEQUENCE, EXPERTS, TOP_TWO, ATTENTION, ZIG_ZAG),
-    *(ONE_F_ONE_B, PLAN_BYTES, CHECKPOINT, FIVE_HANGS),
+    *(ONE_F_ONE_B, PLAN_BYTES, BFLOAT16_SUM, CHECKPOINT, FIVE_HANGS),
 )
 EXERCISES = {each.id: each for each in _ALL}
 
