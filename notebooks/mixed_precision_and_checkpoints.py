@@ -174,7 +174,8 @@ for n in RANKS:
         errors[name].append(float(((total.double() - exact).abs() / exact).mean()))
 apart = [float(((summed[n][0].double() - exact_sum(n)).abs() / exact_sum(n)).mean()) for n in summed]
 measured = charts.Series([*summed], apart, between="", like="summed in bfloat16")
-lost = next(n for n, error in zip(RANKS, errors["summed in bfloat16"], strict=True) if error > 0.1)
+losing = [n for n, error in zip(RANKS, errors["summed in bfloat16"], strict=True) if error > 0.1]
+lost = losing[0] if losing else RANKS[-1]
 charts.lines(
     {name: charts.Series(RANKS, values, derived=True) for name, values in errors.items()} | {"real ranks": measured},
     title=f"Simulated: a bfloat16 ring of {lost:,} ranks loses {errors['summed in bfloat16'][RANKS.index(lost)]:.0%}"
