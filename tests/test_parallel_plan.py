@@ -76,6 +76,10 @@ def test_a_prediction_hides_gradients_but_no_sums_of_activations():
     assert alone.exposed_s == alone.rows[0].exposed_s == 0.5
     assert alone.step_s == 1.5
     assert "67% of it computing, 33% waiting for messages, 0% bubble" in str(alone)
+    # A gather takes 1/2 s. Forward 3/4 of 1/3 s hide half of it. Backward 3/4 of 2/3 s hide all but its first layer,
+    # and what is left of them, 1/8 s, hides as much of the reduce-scatter.
+    shards = plan_times(plan(SHAPE, dp=4, sharded=True), machine)
+    assert [each.exposed_s for each in shards.rows] == pytest.approx([1 / 4, 1 / 8, 3 / 8])
     both = plan_times(plan(SHAPE, tp=2), machine)
     assert [each.send_s for each in both.rows] == [each.exposed_s for each in both.rows] == [2, 2]
     stages = plan_times(plan(SHAPE, pp=2, micro_batches=2), Machine(flops_per_s=24_576, bytes_per_s=1e9))

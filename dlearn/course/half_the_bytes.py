@@ -9,7 +9,7 @@ from dlearn.analysis import traffic
 from dlearn.course.exercise import ITEMS, Attempt, Exercise, ResultError, left_in, numbers
 from dlearn.errors import TrafficError
 
-HALF_STEP = 2**-8  # A number of 8 significant bits is at most so far from what it was, as a part of it.
+HALF_STEP = 2**-8  # Rounding to 8 significant bits moves a number by at most this part of it.
 SLACK = 1e-5  # Sums in float32 depend on their order.
 
 
@@ -37,7 +37,7 @@ def _all_alike(tried: Attempt) -> None:
 
 
 def _rounded_once(tried: Attempt) -> None:
-    """Raise ResultError if a number is further from the exact sum than one rounding moves it."""
+    """Raise ResultError if a number is further from the sum than one rounding moves it."""
     given = [_own(tried.seed, rank) for rank in range(tried.ranks)]
     exact = sum((each.bfloat16().double() for each in given), torch.zeros(()))
     for rank, found in sorted(tried.results.items()):

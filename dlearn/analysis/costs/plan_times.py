@@ -1,9 +1,9 @@
 """How long a plan's step takes on a given machine, and what hides behind computing: a prediction.
 
-Computing and sending are as fast as you say, by a data sheet or a measurement. Rows are hidden one
-by one, as if each had the link to itself. After Austin et al., "How to Scale Your Model" (2025), parts 3
-and 5; the bubble after Narayanan et al., "Efficient Large-Scale Language Model Training on GPU
-Clusters Using Megatron-LM" (2021), section 2.2.
+Computing and sending are as fast as you say, by a data sheet or a measurement. Rows that hide
+behind the same pass share its time, in their order. After Austin et al., "How to Scale Your Model"
+(2025), parts 3 and 5; the bubble after Narayanan et al., "Efficient Large-Scale Language Model
+Training on GPU Clusters Using Megatron-LM" (2021), section 2.2.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,6 +17,7 @@ from dlearn.shown import Paragraph, Result, Table, time_text
 
 PASS = {"forward": 2, "backward": 4}
 """FLOPs for each weight and token: a multiplication and an addition; backward for two gradients."""
+SHARED = (Behind.BACKWARD_PASS, Behind.LAYER)
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,30 +128,32 @@ def plan_times(plan: ParallelPlan, machine: Machine) -> PlanTimes:
     # Seconds of one FLOP for each weight of a layer and each token of a micro-batch.
     pair_s = shape.pair_numbers / ways.tp * tokens / machine.flops_per_s
     compute_s = sum(PASS.values()) * pair_s * layers * ways.micro_batches
+    pass_s = {}
+    for phase, flops in PASS.items():
+        pass_s[phase] = flops * pair_s * layers * ways.micro_batches
+    left_s = {phase: seconds * (layers - 1) / layers for phase, seconds in pass_s.items()}
     rows = []
     for row in plan.rows:
+        last = ways.micro_batches if row.behind is Behind.BACKWARD_PASS else 1
         sent = row.calls * max(row.sent_bytes)
         send_s = sent / machine.rate(row.dimension)
-        flops = pair_s * layers * PASS[row.phase] * machine.flops_per_s
-        if row.behind is not Behind.BACKWARD_PASS:
-            flops *= ways.micro_batches
-        exposed_s = _exposed(row, send_s, pair_s, layers, ways.micro_batches)
+        exposed_s = _exposed(row, send_s, layers, pass_s[row.phase], left_s[row.phase] / last)
+        if row.behind in SHARED:
+            left_s[row.phase] -= (send_s - exposed_s) * last
+        flops_per_byte = pass_s[row.phase] / last * machine.flops_per_s / sent
         rows.append(
-            RowTime(row=row, flops_per_byte=flops / sent, send_s=send_s, exposed_s=exposed_s)
+            RowTime(row=row, flops_per_byte=flops_per_byte, send_s=send_s, exposed_s=exposed_s)
         )  # fmt: skip
     return PlanTimes(plan=plan, machine=machine, compute_s=compute_s, rows=tuple(rows))
 
 
-def _exposed(row: PlanRow, send_s: float, pair_s: float, layers: int, micro_batches: int) -> float:
-    """Return how long a rank waits for the calls of a row, with `pair_s` of `plan_times`."""
-    layer_s = pair_s * PASS[row.phase]
-    first = send_s / layers  # Of the layer that begins or ends a pass: nothing is there to hide it.
-    match row.behind:
-        case Behind.BACKWARD_PASS:
-            return max(first, send_s - layer_s * (layers - 1))
-        case Behind.LAYER:
-            return max(first, send_s - layer_s * (layers - 1) * micro_batches)
-        case Behind.MICRO_BATCH:
-            return max(0.0, send_s - layer_s * layers * micro_batches)
-        case Behind.NOTHING:
-            return send_s
+def _exposed(
+    row: PlanRow, send_s: float, layers: int, pass_s: float, left_s: float
+) -> float:  # fmt: skip
+    """Return the seconds that a rank waits for a row: its pass takes `pass_s`, `left_s` are free."""
+    if row.behind is Behind.NOTHING:
+        return send_s
+    if row.behind is Behind.MICRO_BATCH:
+        return max(0.0, send_s - pass_s)
+    # Of the layer that begins or ends a pass: nothing is there to hide it.
+    return max(send_s / layers, send_s - left_s)
