@@ -47,7 +47,7 @@ gpu: .venv/.test  ## run what one GPU can show of NCCL and CUDA; without one, ev
 check: .venv/.check  ## ruff and mypy
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
-	.venv/bin/mypy --strict dlearn ddp_claims
+	.venv/bin/mypy --strict dlearn
 
 notebooks: .venv/.notebooks  ## execute all notebooks again and save them with their outputs; draw the README's gallery
 	.venv/bin/python notebooks/build.py
@@ -59,8 +59,8 @@ course: .venv/.notebooks  ## write a course's notebooks to course-out/: students
 site: .venv/.site  ## write the course as a site to site-out/html: lessons, questions, glossary, guide; works offline
 	.venv/bin/python course/make_site.py --out site-out
 
-paper: .venv/.demo  ## run the claims of the paper on DDP again; figures and verdicts go to paper-out/
-	.venv/bin/python -m ddp_claims --out paper-out
+paper: .venv/.notebooks  ## run the claims of the paper on DDP again: the lesson ddp_paper, with its figures and verdicts
+	.venv/bin/python notebooks/build.py ddp_paper
 
 bench: .venv/.bench  ## run every benchmark, one after the other
 	@set -e; for file in $$(grep -l __main__ benchmarks/*.py); do echo "== $$file"; .venv/bin/python "$$file"; done

@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   dlearn:
-#     ids: [MP1, MP2, MP3, MP6, MP7, Q13]
+#     ids: [MP1, MP3, MP6, MP7, Q13]
 #     minutes: 0.8
 #     needs: [mpi]
 #     peak_mb: 800
@@ -200,60 +200,10 @@ for rank in (0, 1):
 my_hang and my_hang.against("above it")
 
 # %% [markdown]
-# ## Collectives: what does each rank pass in and get back?
-#
-# Each of these collectives moves blocks of 400 B. The trace shows what the program passes in and gets back, but no
-# messages: MPI's library chooses an algorithm by size and number of ranks, and does not report it.
-
-
-# %%
-def all_of_them():
-    import numpy as np
-    from mpi4py import MPI
-
-    comm = MPI.COMM_WORLD
-    root, block, blocks = comm.rank == 0, np.zeros(100, "f"), np.zeros(100 * comm.size, "f")
-    comm.Barrier()
-    comm.Bcast(block)
-    comm.Scatter(blocks if root else None, block)
-    comm.Gather(block, blocks if root else None)
-    comm.Allgather(block, blocks)
-    comm.Alltoall(blocks.copy(), blocks)
-    comm.Reduce(block.copy(), block if root else None)
-    comm.Allreduce(block.copy(), block)
-    comm.Reduce_scatter_block(blocks, block)
-
-
-def gives_and_gets(call):
-    return tuple(sum(tensor.payload_bytes for tensor in side) for side in (call.inputs, call.outputs))
-
-
-runs = {n: Cluster(n, backend="mpi", init=False).run(all_of_them) for n in (2, 3, 4)}
-table = {n: {each.op: [gives_and_gets(end) for end in each.ends] for each in operations(runs[n].trace)} for n in runs}
-
-for op, ends in table[4].items():
-    given = [f"{gives // 400} -> {gets // 400}" for gives, gets in ends]
-    print(f"{op:15} ranks 0 to 3 give -> get, in blocks: {',  '.join(given)}")
-print(messages(runs[3].trace))
-
-# %% tags=["MP2", "check"]
-for n, found in table.items():
-    b, w = 400, 400 * n  # a block, and one for each rank
-    others = n - 1
-    assert found["barrier"] == [(0, 0)] * n
-    assert found["broadcast"] == [(b, 0)] + [(0, b)] * others
-    assert found["scatter"] == [(w, b)] + [(0, b)] * others
-    assert found["gather"] == [(b, w)] + [(b, 0)] * others
-    assert found["all_gather"] == [(b, w)] * n
-    assert found["all_to_all"] == [(w, w)] * n
-    assert found["reduce"] == [(b, b)] + [(b, 0)] * others
-    assert found["all_reduce"] == [(b, b)] * n
-    assert found["reduce_scatter"] == [(w, b)] * n
-assert len(messages(runs[3].trace)) == 0
-assert {reason for _, reason in messages(runs[3].trace).unexplained} == {"MPI's library chooses how, and does not say"}
-
-# %% [markdown]
 # ## PyTorch over MPI
+#
+# Of MPI's collectives the trace shows what each rank passes in and gets back, but no messages: MPI's library chooses an
+# algorithm by size and number of ranks, and does not report it.
 #
 # `init_process_group("mpi")` asks you to build PyTorch from source. But a process group can be written in Python, over
 # mpi4py. `backend="mpi"` has one, so DDP and the functions of

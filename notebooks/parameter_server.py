@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   dlearn:
-#     ids: [PS1, PS2, PS3, PS5, PS7, Q9, Q12]
+#     ids: [PS1, PS3, PS5, PS7, Q9, Q12]
 #     minutes: 0.4
 #     needs: []
 #     peak_mb: 700
@@ -25,7 +25,6 @@
 # %%
 import warnings
 
-import networkx as nx
 import torch
 import torch.distributed as dist
 import torch.distributed.autograd as dist_autograd
@@ -36,7 +35,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.profiler import ProfilerActivity, profile
 
 from dlearn import Cluster, draw, lessons, messages, operations, play, span
-from dlearn.analysis import autograd_graph, iteration, reconcile
+from dlearn.analysis import iteration, reconcile
 from dlearn.lessons import digits
 
 # %%
@@ -137,48 +136,8 @@ assert all(ops.count(op) == 2 for op in (*twice, "CLEANUP_AUTOGRAD_CONTEXT_RESP"
 # - A context ends on both sides: the trainer notifies the server, and the server notifies the workers that *it* knows
 #   of, which is the trainer again.
 #
-# ## The graph, in pieces
-#
-# The backward pass follows the graph that the forward pass has built. Half of it is on the server. How many pieces does
-# it have if the images need no gradient, and if they do? In the pictures, thick arrows separate the pieces.
-
-
-# %%
-def one_pass(needs_gradient):
-    images, labels = digits.shard(0, 2)
-    model = Stub()
-    with dist_autograd.context() as context:
-        batch = images[:B].clone().requires_grad_(needs_gradient)
-        dist_autograd.backward(context, [cross_entropy(model(batch), labels[:B])])
-
-
-def pieces(trace):
-    graph = autograd_graph(trace)
-    graph.remove_edges_from([(a, b) for a, b, kind in graph.edges(data="kind") if kind == "wire"])
-    return nx.number_weakly_connected_components(graph)
-
-
-graphs = {}
-with Cluster(["ps", "trainer1"], rpc=True, graph=True) as cluster:
-    for needs_gradient in (False, True):
-        graphs[needs_gradient] = cluster.run({"trainer1": one_pass}, needs_gradient).trace
-
-for trace in graphs.values():
-    axes = draw.autograd(trace)
-
-# %% tags=["PS2", "check"]
-assert {needs_gradient: pieces(trace) for needs_gradient, trace in graphs.items()} == {False: 2, True: 3}
-
-
-def backward_messages(trace):
-    return sum(message.op.startswith("BACKWARD_AUTOGRAD") for message in messages(trace))
-
-
-assert (backward_messages(graphs[False]), backward_messages(graphs[True])) == (2, 4)  # each request has its reply
-
-# %% [markdown]
-# There are two pieces: the loss on the trainer, and the net on the server. If the images need a gradient, there is a
-# third piece on the trainer, and one more message: the server sends the gradient of the images.
+# The backward pass follows the graph that the forward pass has built, and half of it is on the server:
+# [distributed_autograd](distributed_autograd.ipynb) draws it.
 #
 # ## Where are the gradients stored?
 #
@@ -341,6 +300,7 @@ with Cluster(["ps", "trainer1"], rpc=True) as cluster:
         counts[design.__name__], trained[design.__name__] = len(part), torch.tensor(run.results["trainer1"])
         sent = [f"{t.dtype}{list(t.shape)}" for message in part for t in message.tensors]
         print(f"{design.__name__:10} {len(part):>2} messages, tensors: {', '.join(sent)}")
+axes = draw.sequence(run.trace.within("iteration 2"))  # of the last design
 my_count and my_count.against(counts["one_call"])
 
 # %% tags=["PS5", "check"]
@@ -452,7 +412,7 @@ my_answers = {"messages": None, "images": None}
 lessons.answer("parameter_server.three_trainers", my_answers)
 
 # %% tags=["answer"]
-one_crossing = backward_messages(graphs[True]) - backward_messages(graphs[False])
+one_crossing = sum(step.op.startswith("BACKWARD_AUTOGRAD") for step in one.steps)  # a request and its reply
 right = {"messages": 3 * (counts["four_calls"] + one_crossing), "images": 2 * 4 * 27_990 // per_image}
 assert lessons.answer("parameter_server.three_trainers", right).right
 

@@ -24,8 +24,8 @@ class Series(NamedTuple):
     spread: Sequence[tuple[float, float]] = ()
     derived: bool = False
     """Worked out, not measured: drawn dashed and without markers."""
-    between: Literal["line", "steps", ""] = "line"
-    """What joins two points: a line, a step where the value stays until the next one, or nothing."""
+    between: Literal["line", ""] = "line"
+    """What joins two points: a line, or nothing."""
     like: str = ""
     """The label of the line whose colour it has."""
 
@@ -53,10 +53,8 @@ def lines(
         color = SERIES[hues.index(line.like or label) % len(SERIES)]
         marker = "" if line.derived else _MARKERS[place % len(_MARKERS)]
         style = LINES["derived" if line.derived else "observed"] if line.between else ""
-        steps = "steps-post" if line.between == "steps" else "default"
         ax.plot(
-            line.x, line.y, marker=marker, color=color, linestyle=style, linewidth=1.6, markersize=5.5,
-            drawstyle=steps, gid=label,
+            line.x, line.y, marker=marker, color=color, linestyle=style, linewidth=1.6, markersize=5.5, gid=label,
         )  # fmt: skip
         if line.spread:
             low, high = zip(*line.spread, strict=True)
