@@ -274,8 +274,7 @@ play.player(compared["HSDP"].trace.within("step 2"), title="HSDP: only its all-r
 # (n-1)/n**, with C operations and W bytes a second. Backward, 4 T p operations have a gather and a reduce-scatter in
 # float32 beside them, (n-1)/n · (2 + 4) p bytes: **1.5 times as many tokens**. The *prediction* for many H100 SXM (data
 # sheet: C = 989 TFLOP/s; (n-1)/n taken as 1) is T = 2,198 forward over NVLink (450 GB/s each way), and 19,780 over a
-# network of 400 Gbit/s (50 GB/s): without the losses of a real machine.
-# ([Source](https://jax-ml.github.io/scaling-book/training/).)
+# network of 400 Gbit/s (50 GB/s). ([Source](https://jax-ml.github.io/scaling-book/training/).)
 
 # %% tags=["T9", "check"]
 assert [*leaving.values()] == [{REDUCE: 3}, {GATHER: 3, SCATTER: 1.5}, {REDUCE: 2}]
