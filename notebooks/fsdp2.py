@@ -16,11 +16,11 @@
 # **Before this:** [ddp_step_by_step](ddp_step_by_step.ipynb), [collectives](collectives.ipynb). **Takes** about 40
 # minutes.
 #
-# Under DDP every rank stores all parameters, all gradients and the whole state of the optimizer. With Adam that is four
-# times the model. *Sharding* cuts them into n parts; each rank keeps one, its *shard*. ZeRO's stage 1 cuts the
-# optimizer's state, stage 2 also the gradients, stage 3 also the parameters. Torch's `fully_shard` (FSDP2) is stage 3.
-# **What does each send, and what does it save?** The model has three layers of 64 × 64 weights: P = 49,152 bytes. Its
-# four ranks use a readable ring whose every message is recorded (lesson [ring_all_reduce](ring_all_reduce.ipynb)).
+# Under DDP every rank stores all parameters, all gradients and the optimizer's whole state: with Adam four times the
+# model. *Sharding* cuts them into n parts; each rank keeps one, its *shard*. ZeRO's stage 1 cuts the optimizer's state,
+# stage 2 also the gradients, stage 3 also the parameters. Torch's `fully_shard` (FSDP2) is stage 3. **What does each
+# send, and what does it save?** The model has three layers of 64 × 64 weights, P bytes. The backend `dlearn_ring`
+# records every message ([ring_all_reduce](ring_all_reduce.ipynb)).
 
 # %%
 from collections import Counter
@@ -30,10 +30,7 @@ from operator import attrgetter
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.nn.functional import mse_loss
-from torch.nn.parallel import DistributedDataParallel
 
 from dlearn import Cluster, analysis, draw, lessons, messages, operations, play, span
 from dlearn.lessons import charts
@@ -42,10 +39,10 @@ N, LAYERS, WIDTH, IMAGES = 4, 3, 64, 16
 P = LAYERS * WIDTH * WIDTH * 4
 
 
-def start(rank):
+def start():
     torch.manual_seed(0)  # the weights are equal on all ranks, images and targets are not
     weights = [torch.randn(WIDTH, WIDTH) / WIDTH**0.5 for _ in range(LAYERS)]
-    torch.manual_seed(1 + rank)
+    torch.manual_seed(1 + dist.get_rank())
     return weights, torch.randn(IMAGES, WIDTH), torch.rand(IMAGES, WIDTH)
 
 
@@ -62,40 +59,51 @@ def scattered(gradient):
 # %% [markdown]
 # ## By hand
 #
-# Here is one program for all stages; at stage 0 nothing is cut. What do stages 1, 2 and 3 change in it?
+# Here is one program for all stages; at stage 0 nothing is cut. This rank's optimizer updates `own`; `whole` are all
+# weights, which stage 3 does not keep. What do stages 1, 2 and 3 change?
+
+
+# %%
+def forward_and_backward(stage, own, whole, x, target):
+    """Return the last y, and the gradient of each layer's weight: a shard of it from stage 2 on."""
+    ys, gradients = [x], [None] * LAYERS
+    for i in range(LAYERS):
+        weight = gathered(own[i]) if stage == 3 else whole[i]
+        ys.append((ys[i] @ weight.T).tanh())
+    down = 2 * (ys[-1] - target) / target.numel()  # the gradient of the last y
+    for i in reversed(range(LAYERS)):
+        weight = gathered(own[i]) if stage == 3 else whole[i]
+        inside = down * (1 - ys[i + 1] ** 2)
+        gradients[i], down = inside.T @ ys[i], inside @ weight
+        if stage >= 2:
+            gradients[i] = scattered(gradients[i])
+    return ys[-1], gradients
+
+
+def update(stage, own, whole, gradients, adam):
+    """Take a step of the optimizer; return the new weights of all layers."""
+    for i in range(LAYERS):
+        if stage == 0:
+            dist.all_reduce(gradients[i].div_(N))
+        own[i].grad = scattered(gradients[i]) if stage == 1 else gradients[i]
+    adam.step()
+    return [gathered(shard) for shard in own] if stage in (1, 2) else whole
 
 
 # %%
 def by_hand(stage):
     """Take three steps; return the losses, and what this rank keeps after the last backward pass, in P."""
-    rank = dist.get_rank()
-    whole, x, target = start(rank)
-    own = whole if stage == 0 else [weight.chunk(N)[rank].clone() for weight in whole]
+    whole, x, target = start()
+    own = whole if stage == 0 else [weight.chunk(N)[dist.get_rank()].clone() for weight in whole]
     whole = None if stage == 3 else whole
-    adam, losses = torch.optim.Adam(own, lr=0.01), []  # has the state of what this rank owns
+    adam, losses = torch.optim.Adam(own, lr=0.01), []
     for step in range(3):
         with span(f"step {step}"):
-            ys, gradients = [x], [None] * LAYERS
-            for i in range(LAYERS):  # forward
-                weight = gathered(own[i]) if stage == 3 else whole[i]
-                ys.append((ys[i] @ weight.T).tanh())
-            losses.append(mse_loss(ys[-1], target).item())
-            down = 2 * (ys[-1] - target) / target.numel()  # the gradient of the last y
-            for i in reversed(range(LAYERS)):  # backward
-                weight = gathered(own[i]) if stage == 3 else whole[i]
-                inside = down * (1 - ys[i + 1] ** 2)
-                gradients[i], down = inside.T @ ys[i], inside @ weight
-                if stage >= 2:
-                    gradients[i] = scattered(gradients[i])
+            y, gradients = forward_and_backward(stage, own, whole, x, target)
+            losses.append(nn.functional.mse_loss(y, target).item())
             moments = [each for state in adam.state.values() for each in state.values() if each.dim()]
             kept = [4 * sum(each.numel() for each in part) / P for part in (whole or own, gradients, moments)]
-            for i in range(LAYERS):  # optimizer
-                if stage == 0:
-                    dist.all_reduce(gradients[i].div_(N))
-                own[i].grad = scattered(gradients[i]) if stage == 1 else gradients[i]
-            adam.step()
-            if stage in (1, 2):
-                whole = [gathered(shard) for shard in own]
+            whole = update(stage, own, whole, gradients, adam)
     return losses, kept
 
 
@@ -108,7 +116,7 @@ my_guess = lessons.predict("fsdp2.ZeRO-3, in (n-1)/n P", None)
 
 
 def sent(run, unit=(N - 1) * P, between=lambda src, dst: True):
-    """What all ranks send in the last step, by operation, in (n-1) P: for each of n ranks (n-1)/n P."""
+    """Return what all ranks send in the last step, by operation, in (n-1) P: for each of n ranks (n-1)/n P."""
     total = Counter()
     for message in messages(run.trace.within("step 2")):
         total[message.op] += message.payload_bytes * between(message.src, message.dst)
@@ -120,14 +128,10 @@ hand = {name: ring.run(by_hand, stage) for stage, name in enumerate(["not cut", 
 for name, run in hand.items():
     print(f"{name}: sends {sent(run)}; losses {[round(loss, 4) for loss in run.results[0][0]]}")
 kept = [run.results[0][1] for run in hand.values()]
-axes = charts.bars(
-    [f"{name}: sends {sum(sent(run).values()):g} (n-1)/n P" for name, run in hand.items()],
-    [charts.Part(part, each) for part, *each in zip(["parameters", "gradients", "Adam's state"], *kept, strict=True)],
-    stacked=True,
-    title=f"ZeRO-3 keeps {sum(kept[3]):g} P instead of {sum(kept[0]):g} P, and sends half as much again",
-    y="kept after backward, in P",
-    text=lambda value: f"{value:g} P",
-)
+names = [f"{name}: sends {sum(sent(run).values()):g} (n-1)/n P" for name, run in hand.items()]
+parts = [charts.Part(kind, each) for kind, *each in zip(("weights", "gradients", "Adam's state"), *kept, strict=True)]
+title = "ZeRO-3 sends 3 (n-1)/n P instead of 2, and keeps 1 P instead of 4 P"
+axes = charts.bars(names, parts, stacked=True, title=title, y="kept after backward, in P", text="{:g} P".format)
 my_guess and my_guess.against(sum(sent(hand["ZeRO-3"]).values()))
 
 # %% [markdown]
@@ -136,7 +140,6 @@ my_guess and my_guess.against(sum(sent(hand["ZeRO-3"]).values()))
 # gathers each layer twice, forward and backward, but no new parameters: **3 instead of 2**.
 
 # %% tags=["T5", "check"]
-assert P == 49_152
 REDUCE, GATHER, SCATTER = "all_reduce", "all_gather_single", "reduce_scatter_single"
 twice = {SCATTER: 1, GATHER: 1}
 assert [*map(sent, hand.values())] == [{REDUCE: 2}, twice, twice, {GATHER: 2, SCATTER: 1}]
@@ -152,14 +155,13 @@ assert kept == [[1, 1, 2], [1, 1, 2 / 4], [1, 1 / 4, 2 / 4], [1 / 4, 1 / 4, 2 / 
 # %%
 def train(way, shape=(N,), parts=1, synced="all", **options):
     """Take three steps of DDP or FSDP; return the losses."""
-    weights, x, target = start(dist.get_rank())
+    weights, x, target = start()
     model = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False), nn.Tanh()) for _ in weights))
-    for layer, weight in zip(model, weights, strict=True):
-        layer[0].weight.data = weight
+    model.load_state_dict(dict(zip(model.state_dict(), weights, strict=True)))
     if way == "DDP":
-        model = DistributedDataParallel(model)
+        model = nn.parallel.DistributedDataParallel(model)
     else:
-        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
+        mesh = dist.init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
         for layer in () if way == "only the root" else model:
             fully_shard(layer, mesh=mesh, reshard_after_forward=way != "kept", **options)
         fully_shard(model, mesh=mesh, **options)  # the root: what no layer has
@@ -172,7 +174,7 @@ def train(way, shape=(N,), parts=1, synced="all", **options):
                 if way != "DDP":
                     model.set_requires_gradient_sync(sync)
                 with model.no_sync() if way == "DDP" and not sync else nullcontext():
-                    loss = mse_loss(model(inputs), wanted) / parts
+                    loss = nn.functional.mse_loss(model(inputs), wanted) / parts
                     loss.backward()
                 losses[step] += loss.item()
             adam.step()
@@ -186,16 +188,14 @@ order = [f"{each.op.removesuffix('_single')} {each.ends[0].module}" for each in 
 edge = attrgetter("op", "src", "dst", "payload_bytes")
 ours, torchs = (Counter(map(edge, messages(run.trace.within("step 2")))) for run in (hand["ZeRO-3"], runs["FSDP"]))
 print("the same messages:", ours == torchs, order)
-layers = [name[-1] for name in order if name.startswith("all_gather")]
-charts.retitle(draw.timeline(steps["FSDP"]), f"FSDP gathers layers {', '.join(layers)}")
+charts.retitle(draw.timeline(steps["FSDP"]), "Layers 0, 1, 2, 2, 1 are gathered before the first gradients, then 0")
 
 # %% [markdown]
 # The messages are those of our ZeRO-3, to the byte. Only their order differs: in the backward pass `fully_shard`
 # gathers the next layer *before* it sends gradients (*prefetch*), so that the layer is there when it is needed.
 #
 # With `reshard_after_forward=False` ("kept") a layer stays gathered until its backward pass. A common mistake wraps
-# **only the root**, `fully_shard(model)`: there is no error, and the losses are right. What do both send, and what do
-# they hold? Look at the pale blue, the gathered parameters.
+# **only the root**, `fully_shard(model)`, without an error. What do both send? How much is gathered (pale blue)?
 
 # %%
 held = {way: analysis.rank_memory(steps[way]) for way in steps}
@@ -215,27 +215,22 @@ for rank in range(N):
     assert torch.allclose(torch.tensor(losses), torch.tensor(losses[0]), atol=1e-6)
 
 # %% [markdown]
-# Both send 2 instead of 3, and both hold the whole model at its peak. The mistake shows in the trace: one all-gather in
-# a step, not one for each layer. (Counted are gathered *parameters*. By torch's source, the buffer of a prefetched
-# gather comes on top; it was not measured here.)
+# Both send 2 instead of 3, and both hold the whole model at its peak. The trace shows the mistake: one all-gather in a
+# step, not one for each layer. (Not measured: by torch's source, the buffer of a prefetched gather comes on top.)
 #
 # ## Numbers of 16 bits, micro-batches, and gloo
 #
 # **Mixed precision**: layers compute with bfloat16, 2 bytes a number; gradients are summed in float32. **Two
 # micro-batches**: DDP's `no_sync()` saves the first all-reduce, FSDP has `set_requires_gradient_sync(False)`. Code that
 # looks for `no_sync` finds none and saves *nothing* ("all"); if True is never set again, there is no error ("never").
-# **gloo**: another backend.
-#
 # **Predict first:** with two micro-batches, how many times (n-1)/n · P do FSDP's ranks send if only the last one syncs?
 
 # %%
 my_sync = lessons.predict("fsdp2.two micro-batches, in (n-1)/n P", None)
 half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 more = {f"FSDP, {synced}": ring.run(train, "FSDP", (N,), 2, synced) for synced in ("all", "last", "never")}
-more |= {
-    "DDP, last": ring.run(train, "DDP", (N,), 2, "last"),
-    "FSDP, bfloat16": ring.run(train, "FSDP", mp_policy=half),
-}
+more["DDP, last"] = ring.run(train, "DDP", (N,), 2, "last")
+more["FSDP, bfloat16"] = ring.run(train, "FSDP", mp_policy=half)
 more |= {f"{way} on gloo": Cluster(N).run(train, way) for way in ("DDP", "FSDP")}
 for name, run in more.items():
     print(f"{name}: sends {sent(run)}; losses {[round(loss, 4) for loss in run.results[0]]}")
@@ -243,15 +238,15 @@ my_sync and my_sync.against(sum(sent(more["FSDP, last"]).values()))
 
 # %% [markdown]
 # With bfloat16 the **gathers halve and the reduce-scatters do not**. Each micro-batch gathers all layers twice; only a
-# reduce-scatter is saved: 5 instead of 6, where DDP sends 2. (By torch's source it keeps whole gradients until then,
-# not 1/n of them; not measured here.) "Never" sends no gradient and **learns nothing**: each step has the same loss. On
-# gloo FSDP sends 4, twice what DDP does, as gloo's reduce-scatter costs a whole all-reduce.
+# reduce-scatter is saved: 5 instead of 6, where DDP sends 2. (Not measured: by torch's source, whole gradients are kept
+# until then, not 1/n.) "Never" sends no gradient and **learns nothing**: each step has the same loss. On gloo FSDP
+# sends 4, twice what DDP does: gloo's reduce-scatter costs a whole all-reduce.
 
 # %% tags=["Q8", "T7", "T8", "check"]
 assert sent(more["FSDP, bfloat16"]) == {GATHER: 1, SCATTER: 1}
 assert sent(more["DDP, last"]) == sent(more["DDP on gloo"]) == {REDUCE: 2}
-assert [sent(more[f"FSDP, {synced}"])[GATHER] for synced in ("all", "last", "never")] == [4, 4, 4]
-assert [sent(more[f"FSDP, {synced}"]).get(SCATTER) for synced in ("all", "last", "never")] == [2, 1, None]
+of_syncs = [sent(more[f"FSDP, {synced}"]) for synced in ("all", "last", "never")]
+assert of_syncs == [{GATHER: 4, SCATTER: 2}, {GATHER: 4, SCATTER: 1}, {GATHER: 4}]
 assert len(set(more["FSDP, never"].results[0])) == 1
 assert sent(more["FSDP on gloo"]) == {GATHER: 2, SCATTER: 2}
 
@@ -265,8 +260,8 @@ assert sent(more["FSDP on gloo"]) == {GATHER: 2, SCATTER: 2}
 compared = {"DDP": runs["DDP"], "FSDP": runs["FSDP"], "HSDP": ring.run(train, "FSDP", (2, 2))}
 leaving = {way: sent(run, P, lambda src, dst: src // 2 != dst // 2) for way, run in compared.items()}
 print("between the hosts, in P:", leaving)
-draw.groups(compared["HSDP"].trace)
-play.player(compared["HSDP"].trace.within("step 2"))
+axes = charts.retitle(draw.groups(compared["HSDP"].trace), "Only replicate groups cross the hosts: 0 and 2, 1 and 3")
+play.player(compared["HSDP"].trace.within("step 2"), title="HSDP: only its all-reduces leave a host")
 
 # %% [markdown]
 # Two arrows of a ring of four cross: DDP sends 3 P between the hosts, FSDP 4.5 P. HSDP gathers and reduce-scatters
@@ -274,23 +269,23 @@ play.player(compared["HSDP"].trace.within("step 2"))
 #
 # ## When is it hidden?
 #
-# A gather costs no time while the layer before it still computes. Forward, a layer of p weights takes 2 T p operations
-# for T tokens (here: images) on a rank, and receives (n-1)/n · 2 p bytes in bfloat16: about T operations a byte. Both
-# take equally long at **T = C / W · (n-1)/n**, with C operations and W bytes a second; the size of the model does not
-# matter. The *prediction* for many H100 SXM (data sheet: C = 989 TFLOP/s; (n-1)/n taken as 1) is T = 2,198 tokens over
-# NVLink (450 GB/s each way), and 19,780 over a network card of 400 Gbit/s (50 GB/s). With fewer tokens a rank waits in
-# the forward pass. For your machine put in what you measure: kernels reach less than C, and links less than W. ([How to
-# scale your model](https://jax-ml.github.io/scaling-book/training/).)
+# A gather is hidden while the layer before it computes. Forward, a layer of p weights takes 2 T p operations for T
+# tokens (images) on a rank, and receives (n-1)/n · 2 p bytes in bfloat16. Both take equally long at **T = C / W ·
+# (n-1)/n**, with C operations and W bytes a second. Backward, 4 T p operations have a gather and a reduce-scatter in
+# float32 beside them, (n-1)/n · (2 + 4) p bytes: **1.5 times as many tokens**. The *prediction* for many H100 SXM (data
+# sheet: C = 989 TFLOP/s; (n-1)/n taken as 1) is T = 2,198 forward over NVLink (450 GB/s each way), and 19,780 over a
+# network of 400 Gbit/s (50 GB/s). ([Source](https://jax-ml.github.io/scaling-book/training/).)
 
 # %% tags=["T9", "check"]
 assert [*leaving.values()] == [{REDUCE: 3}, {GATHER: 3, SCATTER: 1.5}, {REDUCE: 2}]
 assert (round(989e12 / 450e9), round(989e12 / 50e9)) == (2_198, 19_780)
+forward = sent(more["FSDP, bfloat16"])[GATHER] / 2  # one of two gathers; backward also computes twice as much
+assert (forward + sent(more["FSDP, bfloat16"])[SCATTER]) / forward / 2 == 1.5
 
 # %% [markdown]
 # ## Exercises
 #
-# 1. Eight ranks on gloo train a model of P = 1 GB with FSDP. How many bytes do all ranks together send in a step? (FSDP
-#    pads a weight whose rows n does not divide; here none is.)
+# 1. Eight ranks on gloo train P = 1 GB with FSDP (no padding). How many bytes do all ranks together send in a step?
 # 2. Write ZeRO-1 and FSDP yourself. The docstrings say what each function must do.
 
 # %% tags=["exercise"]
