@@ -46,7 +46,8 @@ def _rounded_once(tried: Attempt) -> None:
         apart = ((found.double() - exact).abs() / exact).max().item()
         if not apart <= HALF_STEP + SLACK:
             off = f"{apart:.2%} away from the sum of what was sent"
-            raise ResultError(f"rank {rank} is up to {off}, and one rounding moves it {HALF_STEP:.2%}")
+            one = f"one rounding moves it {HALF_STEP:.2%}"
+            raise ResultError(f"rank {rank} is up to {off}, and {one}")
 
 
 _CRITERIA = {"traffic": _half, "result": _rounded_once, "alike": _all_alike}

@@ -150,7 +150,7 @@ def plan_times(plan: ParallelPlan, machine: Machine) -> PlanTimes:
 def _exposed(
     row: PlanRow, send_s: float, layers: int, pass_s: float, left_s: float
 ) -> float:  # fmt: skip
-    """Return the seconds that a rank waits for a row: its pass takes `pass_s`, `left_s` are free."""
+    """Return the seconds that a rank waits for a row; of its pass, `left_s` of `pass_s` are free."""
     if row.behind is Behind.NOTHING:
         return send_s
     if row.behind is Behind.MICRO_BATCH:
