@@ -356,7 +356,9 @@ judge(
     ),
     Check("each group gets its turn", f"{turns} of 7 buckets", turns == [2, 2, 3] and sum(used[1].values()) == 7),
     Check(
-        "a step with three groups is faster", f"with one {figures(faster, 'times')} as long", interval(faster)[0] > 1
+        f"three groups are faster, over {link or 'loopback'}",
+        f"with one {figures(faster, 'times')} as long",
+        interval(faster)[0] > 1,
     ),
     exact=2,
 )
@@ -579,7 +581,7 @@ judge(
     if gpus < 2
     else faster(nccl, ({"backend": "nccl"}, "cuda"), ({"backend": "gloo"}, "cpu")),
     Check(
-        f"the model grows {growth:.1f} times, its best bucket less",
+        f"the model grows {growth:.1f} times, its best bucket less, over {link or 'loopback'}",
         f"it grows {median(grown):.1f} times, less than the model in {share:.0%} of resamples",
         share >= CONFIDENCE,
     ),
