@@ -215,10 +215,11 @@ charts.bars(
 print(times["1,024: dp 128, tp 8"])
 
 # %% [markdown]
-# With 64 ranks, each has 32,768 tokens: more than the 19,780 FLOPs for each byte that this machine needs to hide its
-# gathers (lesson [fsdp2](fsdp2.ipynb)). With 512 it has 4,096, and mostly waits. More than 512 replicas are not
-# possible: there are 512 sequences. tp makes each rank's share of the weights smaller, so dp sends less; the price is
-# its own sums, which nothing hides, so they stay inside a host. A pipeline sends little, and pays with its bubble.
+# With 64 ranks, each has 32,768 tokens, and computes as many FLOPs forward for each byte that it gathers (lesson
+# [fsdp2](fsdp2.ipynb)). This machine needs 19,780 to hide them. With 512 ranks each has 4,096, and mostly waits. More
+# than 512 replicas are not possible: there are 512 sequences. tp makes each rank's share of the weights smaller, so dp
+# sends less; the price is its own sums, which nothing hides, so they stay inside a host. A pipeline sends little, and
+# pays with its bubble.
 
 # %% tags=["T19", "check"]
 computing = {name: round(100 * each.computing) for name, each in times.items()}

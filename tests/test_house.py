@@ -157,7 +157,7 @@ LINES = {
     "dlearn/scripts": 1_089,
     "dlearn/sources": 329,
     "docs": 1_533,
-    "notebooks": 10_672,
+    "notebooks": 10_673,
     "tests": 16_153,
     "tools": 175,
 }
