@@ -59,6 +59,7 @@ def test_ends_of_a_pipeline_send_half_and_uneven_chunks_are_gloos():
         (EXPERTS, {"tp": 2, "sequence_parallel": True}, "choose one of them"),
         (SHAPE, {"dp": 0}, "dp is 0: it has to be at least 1"),
         (SHAPE, {"backend": "nccl"}, "not 'nccl'"),
+        (ModelShape(layers=2, width=-8, hidden=8, batch=8), {}, "width is -8: it has to be at least 1"),
     ],
 )
 def test_what_cannot_be_divided_is_said_in_one_sentence(shape, ways, says):
@@ -85,6 +86,8 @@ def test_a_prediction_hides_gradients_but_no_sums_of_activations():
     stages = plan_times(plan(SHAPE, pp=2, micro_batches=2), Machine(flops_per_s=24_576, bytes_per_s=1e9))
     assert stages.bubble == 1 / 3
     assert stages.step_s == pytest.approx(stages.compute_s * 3 / 2)
+    with pytest.raises(DlearnError, match="have to be more than 0"):
+        Machine(flops_per_s=1, bytes_per_s={"dp": 0})
     with pytest.raises(DlearnError, match="no bytes_per_s for pp, only for dp, tp"):
         plan_times(plan(SHAPE, pp=2), machine)
 

@@ -26,6 +26,13 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     flops_per_s: float
     bytes_per_s: float | Mapping[str, float]
 
+    def __post_init__(self) -> None:
+        rates = self.bytes_per_s
+        every = [*rates.values()] if isinstance(rates, Mapping) else [rates]
+        if min(self.flops_per_s, *every) <= 0:
+            speeds = f"{self.flops_per_s}, {rates}"
+            raise DlearnError(f"the speeds of a machine have to be more than 0: {speeds}")
+
     def rate(self, dimension: str) -> float:
         """Return bytes a second over a dimension; over dp and ep together the slower one's."""
         rates = self.bytes_per_s

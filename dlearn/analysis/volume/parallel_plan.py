@@ -47,7 +47,9 @@ def plan(
 
 def _check(shape: ModelShape, ways: Ways) -> None:
     """Raise DlearnError, with one sentence, if a part of the model or batch is no whole number."""
-    for name, count in (ways.sizes | {"micro_batches": ways.micro_batches}).items():
+    sizes = {name: getattr(shape, name) for name in shape.__struct_fields__ if name != "experts"}
+    sizes |= ways.sizes | {"micro_batches": ways.micro_batches}
+    for name, count in sizes.items():
         if count < 1:
             raise DlearnError(f"{name} is {count}: it has to be at least 1")
     if ways.ep > 1 and not shape.experts:
