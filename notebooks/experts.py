@@ -18,8 +18,8 @@
 #
 # A *mixture of experts* replaces an MLP by n MLPs, the experts. A small linear layer, the *router*, chooses one expert
 # for each token. So the layer has n times the parameters, and each token still costs the computing of one MLP. In
-# *expert parallel*, each rank holds one expert (and its own tokens). A token must travel to the rank of
-# its expert, and back.
+# *expert parallel*, each rank holds one expert (and its own tokens). A token must travel to the rank of its expert, and
+# back.
 #
 # Here a token is an image of 64 pixels. Four ranks have 256 tokens each. An expert is an MLP, 64 → 128 → 64.
 
@@ -29,7 +29,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.nn.functional import cross_entropy, one_hot
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import DistributedDataParallel as DDP
 
 from dlearn import Cluster, draw, lessons, messages, operations, span
 from dlearn.analysis import traffic
@@ -56,9 +56,9 @@ class AllToAll(torch.autograd.Function):
 
 
 # %% [markdown]
-# The layer has four parts. Sort the tokens by their expert. Tell each rank how many tokens it will get. Send the tokens
-# (*dispatch*), and apply the expert. Send the results back (*combine*), and restore the order. The result is multiplied
-# by the router's probability. This is how the router gets a gradient.
+# The layer sorts its tokens by expert. It tells each rank how many tokens it will get. It sends the tokens (*dispatch*)
+# and applies the expert. It sends the results back (*combine*), restores the order and multiplies by the router's
+# probability: this is how the router gets a gradient.
 
 
 # %%
@@ -94,9 +94,9 @@ def tokens_of(rank):
 
 
 # %% [markdown]
-# `tokens_of` gives each rank the first 256 of its images. The input needs a gradient, as it would in the middle of a
-# model. **Predict first:** all tokens together have 4 · 256 · 256 B. How many times that do the four ranks send, in one
-# forward and one backward pass? Assume that the router is fair.
+# `tokens_of` gives each rank 256 images. **Predict first:** all tokens together have 4 · 256 · 256 B. How many times
+# that do the four ranks send in one forward and one backward pass? The input needs a gradient, as in the middle of a
+# model. Assume that the router is fair.
 
 # %%
 my_times = lessons.predict("experts.times the tokens", None)
@@ -110,7 +110,12 @@ def one_pass(exchange):
     return layer.router(tokens).argmax(1).bincount(minlength=RANKS).tolist(), tokens.grad
 
 
-run = Cluster(RANKS).run(one_pass, AllToAll.apply)
+def torchs_own(rows, going, coming):
+    return all_to_all_single_autograd(rows, coming, going, dist.group.WORLD)
+
+
+cluster = Cluster(RANKS)  # the same ranks for the whole lesson
+run, torchs = (cluster.run(one_pass, exchange) for exchange in (AllToAll.apply, torchs_own))
 step, everything = run.trace.within("pass"), RANKS * TOKENS * TOKEN_BYTES
 for each in operations(step):
     in_all = sum(message.payload_bytes for message in messages(step) if message.operation == each)
@@ -121,39 +126,21 @@ my_times and my_times.against(round(times, 2), tolerance=0.02)
 # %% [markdown]
 # The first all-to-all exchanges the counts, 8 B for each pair of ranks. Four move tokens: dispatch and combine, and
 # their gradients. In each, about three quarters of all tokens leave their rank, because one expert in four is on the
-# token's own rank. That makes 4 · 3/4 = 3.
+# token's own rank. That makes 4 · 3/4 = 3. torch's own differentiable all-to-all sends the same.
 #
 # Each row of the next picture is a sender. Look at the columns: is this router fair?
 
 # %%
 routing = torch.tensor([run.results[rank][0] for rank in range(RANKS)])  # [rank, expert]
 dispatch = step.within("dispatch")
-print(f"tokens of each expert: {routing.sum(0).tolist()}, of {RANKS * TOKENS}")
-axes = draw.traffic(dispatch)
-
-# %% [markdown]
-# It is not. The router is not trained yet, and nine of ten tokens choose expert 1. Rank 1 receives nearly everything,
-# and the others wait for it. **The traffic of a dispatch is the routing matrix**, in bytes: the number of tokens that
-# rank r sends to expert e, times 256 B. Its diagonal is not sent.
-#
-# torch has an all-to-all with a gradient of its own, for splits such as these. Are its messages the same?
-
-
-# %%
-def torchs_own(rows, going, coming):
-    return all_to_all_single_autograd(rows, coming, going, dist.group.WORLD)
-
-
-torchs = Cluster(RANKS).run(one_pass, torchs_own)
-calls = [[(each.op, each.ends[0].phase) for each in operations(of.trace.within("pass"))] for of in (run, torchs)]
-same = traffic(torchs.trace.within("pass")).payload_bytes == traffic(step).payload_bytes
-print(f"by hand {len(calls[0])} calls, torch's {len(calls[1])}; the same bytes between each pair of ranks: {same}")
+chosen = routing.sum(0)
+title = f"The router is not fair: {chosen.max()} of {RANKS * TOKENS:,} tokens choose expert {chosen.argmax()}"
+axes = charts.retitle(draw.traffic(dispatch), title)
 
 # %% tags=["T10", "check"]
-assert calls[0] == calls[1]
-assert same
-assert [op for op, _ in calls[0]] == ["all_to_all_single"] * 5
-assert [phase for _, phase in calls[0]] == ["forward"] * 3 + ["backward"] * 2
+calls = [[(each.op, each.ends[0].phase) for each in operations(of.trace.within("pass"))] for of in (run, torchs)]
+assert calls[0] == calls[1] == [("all_to_all_single", phase) for phase in ["forward"] * 3 + ["backward"] * 2]
+assert traffic(torchs.trace.within("pass")).payload_bytes == traffic(step).payload_bytes
 assert all(torch.equal(run.results[rank][1], torchs.results[rank][1]) for rank in range(RANKS))
 sent = traffic(dispatch).payload_bytes
 for rank in range(RANKS):
@@ -161,6 +148,9 @@ for rank in range(RANKS):
         assert rank == expert or sent.get((rank, expert), 0) == int(routing[rank, expert]) * TOKEN_BYTES
 
 # %% [markdown]
+# It is not: rank 1 receives nearly everything, and the others wait for it. **The traffic of a dispatch is the routing
+# matrix**, in bytes: the number of tokens that rank r sends to expert e, times 256 B. Its diagonal is not sent.
+#
 # ## A router that learns to be fair
 #
 # Training alone does not help: an expert that gets all tokens learns most, and so gets more tokens. The *Switch
@@ -168,9 +158,8 @@ for rank in range(RANKS):
 # share of the tokens that chose expert e, and Pₑ the mean probability of e, which has the gradient. It is 1 if all
 # experts are chosen equally often, and as a rule larger if not.
 #
-# The ranks train on digits. The dense part (router and head) is averaged over the ranks, as DDP does. **Predict
-# first:** with the second loss, the busiest expert gets fewer tokens. What happens to the bytes that all ranks send in
-# a dispatch?
+# The ranks train on digits. The dense part (router and head) is averaged over the ranks, as in DDP. **Predict first:**
+# with the second loss, the busiest expert gets fewer tokens. What happens to the bytes of a dispatch?
 
 # %%
 my_total = lessons.predict("experts.bytes of a fair router", None, choices=("fewer", "about as many", "more"))
@@ -198,23 +187,23 @@ def train(weight, steps=40):
                     dist.all_reduce(each.grad)
                 each.grad /= RANKS
         optimizer.step()
-    return loss.item(), model[0].router(tokens).argmax(1).bincount(minlength=RANKS).tolist()
+    return loss.item(), model[0].router(tokens).argmax(1)
 
 
 # %%
-with Cluster(RANKS) as cluster:
-    trained = {weight: cluster.run(train, weight) for weight in (0, 0.1)}
-tokens_at, bytes_of = {}, {}
-for weight, of in trained.items():
-    tokens_at[weight] = torch.tensor([of.results[rank][1] for rank in range(RANKS)])  # [rank, expert]
-    bytes_of[weight] = traffic(of.trace.within("step 39").within("dispatch")).total_bytes / everything
-    busiest = tokens_at[weight].sum(0).max().item() / TOKENS
-    loss = sum(of.results[rank][0] for rank in range(RANKS)) / RANKS
-    print(f"second loss x {weight}: the busiest expert has {busiest:.2f} times a fair share,", end=" ")
-    print(f"{bytes_of[weight]:.2f} of all tokens travel, loss {loss:.2f}")
+tokens_at, bytes_of, expert_of = {}, {}, {}
+for weight in (0, 0.1):
+    of = cluster.run(train, weight)
+    expert_of[weight] = [of.results[rank][1] for rank in range(RANKS)]
+    tokens_at[weight] = torch.stack([chosen.bincount(minlength=RANKS) for chosen in expert_of[weight]])
+    dispatch = of.trace.within("step 39").within("dispatch")
+    bytes_of[weight] = traffic(dispatch).total_bytes / everything
+    loss, busiest = of.results[0][0], tokens_at[weight].sum(0).max() / TOKENS
+    print(f"second loss x {weight}: {bytes_of[weight]:.2f} of all tokens travel, loss of rank 0 {loss:.2f}")
 more = bytes_of[0.1] / bytes_of[0]
 my_total and my_total.against("fewer" if more < 0.9 else "more" if more > 1.1 else "about as many")
-draw.traffic(trained[0.1].trace.within("step 39").within("dispatch"))
+title = f"With the second loss the busiest expert has {busiest:.2f} times its share, and as many bytes travel"
+axes = charts.retitle(draw.traffic(dispatch), title)
 
 # %% tags=["T11", "check"]
 assert tokens_at[0].sum(0).max() > 3.5 * TOKENS  # without the second loss one expert gets nearly all
@@ -223,64 +212,55 @@ assert all(abs(share - (RANKS - 1) / RANKS) < 0.04 for share in bytes_of.values(
 assert abs(times - 3) < 0.05
 
 # %% [markdown]
-# Without the second loss, one expert ends with nearly all tokens. With it, the busiest has less than twice its fair
-# share. (The loss is not lower for it: one expert is enough for so few images.) The bytes hardly differ. All ranks have
-# the same mixture of tokens here, so each expert is on the own rank of one token in n, however many choose it, and
-# (n-1)/n of all tokens travel. **Then an unfair router costs time, not bytes**: all wait for the busiest rank.
+# Without the second loss, one expert ends with nearly all tokens. With it, the busiest has less than twice its share.
+# (The loss is not lower for it: one expert is enough for so few images.) The bytes hardly differ. All ranks have the
+# same mixture of tokens here, so each expert is on the own rank of one token in n, however many choose it, and (n-1)/n
+# of all tokens travel. **Then an unfair router costs time, not bytes**: all wait for the busiest rank.
 #
 # ## A capacity: fixed shapes, dropped tokens
 #
 # The counts must be known before the tokens can be sent. On a GPU this makes the host wait. The Switch Transformer
 # avoids it with a *capacity*: each rank sends exactly C rows to each expert, where C = c · tokens / n with a *capacity
 # factor* c. If more tokens chose an expert, the rest is **dropped**: they skip the layer. If fewer did, the part is
-# filled with zeros. **Predict first:** the router is the trained, nearly fair one. Which share of all tokens is dropped
-# with c = 1?
+# filled with zeros. Here are the choices of the trained, nearly fair router: a row for each rank, a column for each
+# expert.
+
+# %%
+print(tokens_at[0.1])
+
+# %% [markdown]
+# **Predict first:** with c = 1, each rank sends 64 rows to each expert. Which share of the 1,024 tokens is dropped?
 
 # %%
 my_drops = lessons.predict("experts.share dropped", None)
 
 
-def with_capacity(tokens, expert_of, capacity):
-    """Send `capacity` rows to each expert; returns what arrived, and which tokens were sent."""
-    chosen = one_hot(expert_of, RANKS)
-    slot = (chosen.cumsum(0) * chosen).sum(1) - 1  # how many tokens before it chose the same expert
-    kept = slot < capacity
-    room = tokens.new_zeros(RANKS, capacity, WIDTH)
-    room[expert_of[kept], slot[kept]] = tokens[kept]
-    arrived = torch.empty_like(room)
-    dist.all_to_all_single(arrived, room)
-    return arrived, kept
-
-
-def capacities(row, factors):
-    expert_of = torch.arange(RANKS).repeat_interleave(torch.tensor(row[dist.get_rank()]))
-    dropped = {}
-    for factor in factors:
-        with span(f"c = {factor}"):
-            _, kept = with_capacity(tokens_of(dist.get_rank()), expert_of, int(factor * TOKENS / RANKS))
-        dropped[factor] = int((~kept).sum())
+def with_capacity(experts_of, capacity):
+    """Send `capacity` rows to each expert; return how many tokens of this rank are dropped."""
+    tokens, expert_of = tokens_of(dist.get_rank()), experts_of[dist.get_rank()]
+    rows, dropped = torch.zeros(RANKS, capacity, WIDTH), TOKENS
+    for expert in range(RANKS):
+        kept = tokens[expert_of == expert][:capacity]
+        rows[expert, : len(kept)] = kept
+        dropped -= len(kept)
+    dist.all_to_all_single(torch.empty_like(rows), rows)
     return dropped
 
 
 # %%
 FACTORS = [1, 1.25, 2, 4]
-capped = Cluster(RANKS).run(capacities, tokens_at[0.1].tolist(), FACTORS)
-lost = {c: sum(dropped[c] for dropped in capped.results.values()) / (RANKS * TOKENS) for c in FACTORS}
-bytes_at = {c: traffic(capped.trace.within(f"c = {c}")).total_bytes / everything for c in FACTORS}
-charts.bars(
-    [f"c = {c}" for c in FACTORS],
-    [charts.Part("tokens dropped", [*lost.values()]), charts.Part("bytes sent", [*bytes_at.values()])],
-    title=f"Capacity 1 drops {lost[1]:.0%} of the tokens; capacity {FACTORS[-1]} drops none and sends"
-    f" {bytes_at[4] / bytes_at[1]:.0f} times as much",
-    y="share of all tokens, of their bytes",
-    text=lambda value: f"{value:.2f}",
-    notes=["Dispatch of 4 ranks, 256 tokens each, with the trained router."],
-)
+capped = {c: cluster.run(with_capacity, expert_of[0.1], int(c * TOKENS / RANKS)) for c in FACTORS}
+lost = {c: sum(of.results.values()) / (RANKS * TOKENS) for c, of in capped.items()}
+bytes_at = {c: traffic(of.trace).total_bytes / everything for c, of in capped.items()}
+parts = [charts.Part("tokens dropped", [*lost.values()]), charts.Part("bytes sent", [*bytes_at.values()])]
+more = f"{bytes_at[4] / bytes_at[1]:.0f} times as much"
+title = f"Capacity 1 drops {lost[1]:.0%} of the tokens; 4 drops none and sends {more}"
+axes = charts.bars([f"c = {c}" for c in FACTORS], parts, title=title, y="times all tokens", text="{:.2f}".format)
 my_drops and my_drops.against(round(lost[1], 2), tolerance=0.05)
 
 # %% [markdown]
-# The bytes depend on c alone: c · (n-1)/n of all tokens, whatever the router does. Only c = n can never drop a token.
-# A dropped token raises no error, and it costs nothing on the wire. Count it, or you will not notice.
+# The bytes depend on c alone: c · (n-1)/n of all tokens, whatever the router does. Only c = n can never drop a token. A
+# dropped token raises no error, and it costs nothing on the wire. Count it, or you will not notice.
 
 # %% tags=["T12", "check"]
 for c in FACTORS:
@@ -299,25 +279,25 @@ assert lost[4] == 0
 
 
 # %%
-def in_ddp(only_dense):
-    tokens = tokens_of(dist.get_rank())
-    model = nn.Sequential(Experts(), nn.Linear(WIDTH, 10))
-    if only_dense:
-        own = [name for name, _ in model.named_parameters() if ".expert." in name]
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, own)
-    model = DistributedDataParallel(model)
+def in_ddp(everything):
+    layer, head = Experts(), nn.Linear(WIDTH, 10)
+    expert = layer.expert
+    if everything:
+        model = DDP(nn.Sequential(layer, head))
+    else:
+        layer.router = DDP(layer.router)
+        model = nn.Sequential(layer, DDP(head))
     with span("backward"):
-        model(tokens).square().mean().backward()
-    return model.module[0].expert[0].weight[0, 0].item()
+        model(tokens_of(dist.get_rank())).square().mean().backward()
+    return expert[0].weight[0, 0].item()
 
 
-in_ddps = {only_dense: Cluster(RANKS).run(in_ddp, only_dense) for only_dense in (False, True)}
-reduced = {}
-for only_dense, of in in_ddps.items():
-    reduced[only_dense] = traffic(of.trace.within("backward").where(op="all_reduce")).bytes_from(rank=0)
-    first = ", ".join(f"{value:+.3f}" for value in of.results.values())
-    print(f"{'dense part' if only_dense else 'everything'} in DDP: the experts' first weights {first};", end=" ")
-    print(f"rank 0 sends {reduced[only_dense]:,} B of gradients")
+reduced, firsts = {}, {}
+for name, all_of_it in {"everything": True, "dense part": False}.items():
+    of = cluster.run(in_ddp, all_of_it)
+    reduced[name] = traffic(of.trace.within("backward").where(op="all_reduce")).bytes_from(rank=0)
+    firsts[name] = [round(of.results[rank], 3) for rank in range(RANKS)]
+    print(f"{name} in DDP: the experts' first weights {firsts[name]}; rank 0 sends {reduced[name]:,} B of gradients")
 
 # %% [markdown]
 # DDP's constructor copies rank 0's parameters to all ranks. So the four experts are one expert, four times, and the
@@ -327,11 +307,10 @@ for only_dense, of in in_ddps.items():
 
 # %% tags=["T13", "check"]
 DENSE, EXPERT = (WIDTH + 1) * (RANKS + 10), (WIDTH + 1) * HIDDEN + (HIDDEN + 1) * WIDTH  # numbers
-assert len({*in_ddps[False].results.values()}) == 1
-assert len({*in_ddps[True].results.values()}) == RANKS
-for only_dense, numbers in ((False, DENSE + EXPERT), (True, DENSE)):
+assert [len({*firsts[name]}) for name in firsts] == [1, RANKS]
+for name, numbers in {"everything": DENSE + EXPERT, "dense part": DENSE}.items():
     in_theory = 2 * (RANKS - 1) / RANKS * 4 * numbers
-    assert in_theory <= reduced[only_dense] < in_theory + 64  # a ring of whole numbers
+    assert in_theory <= reduced[name] < in_theory + 64  # a ring of whole numbers
 
 # %% [markdown]
 # ## When is it hidden?
@@ -339,28 +318,29 @@ for only_dense, numbers in ((False, DENSE + EXPERT), (True, DENSE)):
 # The expert cannot begin before its tokens arrive, and the next layer waits for the results. So both all-to-alls are
 # waited for, unless the tokens are cut in two halves: one half travels while the other is computed. That can hide all
 # of it only if computing takes longer. An expert of width d and hidden width 4d does 16 d² FLOPs for a token forward
-# (two matrices of 4d² numbers, 2 FLOPs for each). In bf16, the token travels there and back in 2 · 2d · (n-1)/n bytes.
-# That is **4d · n/(n-1) FLOPs for each byte.** The next cell compares that with a machine. Its numbers are from data
-# sheets, and nothing of it is measured.
+# (two matrices of 4d² numbers, 2 FLOPs for each). In bf16, the token travels there and back in 2 · 2d · (n-1)/n bytes:
+# **4d · n/(n-1) FLOPs for each byte.** Backward it is twice that, **8d · n/(n-1)**: two products for each matrix, and
+# as many bytes. The next cell predicts from data sheets; nothing of it is measured.
 
 # %%
 FLOPS, LINKS = 989e12, {"NVLink in a host": 450e9, "one 400 Gbit/s NIC": 50e9}  # H100 SXM, dense bf16; B/s one way
 enough = {name: FLOPS / speed * (RANKS - 1) / RANKS / 4 for name, speed in LINKS.items()}
 for name, width in enough.items():
-    print(f"{name}: predicted to be hidden from d = {width:,.0f} on, at {FLOPS / 1e12:.0f} TFLOP/s")
+    print(f"{name}: predicted to be hidden forward from d = {width:,.0f} on, backward from {width / 2:,.0f}")
 
 # %% tags=["check"]
 assert [round(width) for width in enough.values()] == [412, 3709]
 
 # %% [markdown]
-# A model with d = 2,048 can hide it inside a host, and not over a network. This is why experts are placed inside a host
-# where possible, and why tokens are sent to a few hosts only.
+# A model with d = 2,048 can hide it inside a host; over a network only backward. This is why experts are placed inside
+# a host where possible, and why tokens are sent to a few hosts only.
 #
 # ## Exercises
 #
-# 1. Write dispatch and combine. `tokens` [count, width] are this rank's, and `expert_of[i]` is the rank whose `expert`
-#    processes token i. Return the processed tokens of this rank in their original order. A token may travel only to its
-#    expert and back. Before that, ranks may exchange the numbers of tokens to expect.
+# 1. Write dispatch and combine **without an all-to-all and without sorting**: by `isend` and `recv`, with one rank
+#    after the other. `tokens` [count, width] are this rank's, and `expert_of[i]` is the rank whose `expert` processes
+#    token i. Return the processed tokens in their original order. Before a token is sent, its rank may say how many
+#    will come.
 # 2. Most models choose *two* experts for each token. `experts_of` is [count, 2], two different ranks for each token,
 #    and `weights` [count, 2]. Return, for each token, the sum of weight times result over both of its experts.
 

@@ -157,8 +157,8 @@ LINES = {
     "dlearn/scripts": 1_089,
     "dlearn/sources": 329,
     "docs": 1_533,
-    "notebooks": 10_673,
-    "tests": 16_156,
+    "notebooks": 10_653,
+    "tests": 16_170,
     "tools": 175,
 }
 SLACK = 0.01  # So far below its budget a folder may be before the budget has to be lowered.
