@@ -157,7 +157,7 @@ LINES = {
     "dlearn/scripts": 1_089,
     "dlearn/sources": 329,
     "docs": 1_533,
-    "notebooks": 10_653,
+    "notebooks": 10_992,
     "tests": 16_170,
     "tools": 175,
 }
@@ -177,7 +177,7 @@ def folders() -> dict[str, list[Path]]:
     found: dict[str, list[Path]] = defaultdict(list)
     for folder in {room.partition("/")[0] for room in LINES}:
         for path in (home / folder).rglob("*"):
-            if path.suffix in {".py", ".js", ".css", ".html", ".md"} and "checkpoint" not in path.name:
+            if path.suffix in {".py", ".js", ".css", ".html", ".md"} and ".ipynb_checkpoints" not in path.parts:
                 parts = path.relative_to(home).parts
                 room = "/".join(parts[:2]) if parts[0] == "dlearn" and len(parts) > 2 else parts[0]
                 found[room].append(path)
