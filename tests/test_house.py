@@ -158,7 +158,7 @@ LINES = {
     "dlearn/sources": 329,
     "docs": 1_533,
     "notebooks": 10_992,
-    "tests": 16_170,
+    "tests": 16_171,
     "tools": 175,
 }
 SLACK = 0.01  # So far below its budget a folder may be before the budget has to be lowered.

@@ -58,7 +58,8 @@ def test_a_script_for_torchrun_runs_unmodified(tmp_path):
     plain = run(tmp_path, "torch.distributed.run", *options, *script)
     done = run(tmp_path, "dlearn.cli", "run", *options, "--trace", "t", *script)
     trace = complete(done, tmp_path / "t", 2)
-    assert plain.returncode == 0, plain.stderr
+    # Without dlearn, torch's group dies at its own end in one run of six, after the last line that is compared.
+    assert plain.returncode == 0 or "exitcode: -6" in plain.stderr, plain.stderr
     # Two ranks write into one pipe, and a line's text and its end may come apart, with dlearn and without.
     assert Counter(done.stdout) == Counter(plain.stdout)
     assert "all confirmed by the kernel's counters" in explain(trace).sentences[0]
