@@ -25,16 +25,17 @@ import time
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor.experimental._context_parallel import _attention, _load_balancer
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
-from dlearn import Cluster, draw, lessons, messages, operations, play, span
+from dlearn import Cluster, draw, lessons, messages, play, span
 from dlearn.analysis import assert_fresh, traffic
+from dlearn.draw import canvas, palette
 from dlearn.lessons import charts
 
 N, TOKENS, WIDTH = 4, 64, 16  # ranks; tokens of the sequence; numbers in a query, key or value
 BLOCK = TOKENS // N
+IN_ORDER = torch.arange(TOKENS).chunk(N)  # which tokens a rank has
 
 
 def sequence(more=0.0):
@@ -45,13 +46,43 @@ def sequence(more=0.0):
 
 
 # %% [markdown]
-# ## Ring attention by hand
+# ## A softmax in two blocks, on one device
+#
+# A softmax divides by a sum over *all* scores. If they come in blocks, the **online softmax** keeps three things for
+# each query: its largest score so far, the sum of its weights `exp(score - largest)`, and the sum of weights times
+# values. If a new block has a larger score, both sums shrink by `exp(old largest - new largest)`.
+#
+# By hand: a query has the scores ln 1 and ln 2 for the values 1 and 4. Then come ln 4 and ln 1 for the values 2 and 3.
+# All at once: (1 · 1 + 2 · 4 + 4 · 2 + 1 · 3) / (1 + 2 + 4 + 1) = 20 / 8 = 2.5. What are the three after each block?
+
+
+# %%
+def add_block(largest, total, output, scores, v):
+    """Return the largest score, the sum of weights, and the sum of weights times values, with one more block."""
+    higher = torch.maximum(largest, scores.amax(1, keepdim=True))
+    weights, shrink = (scores - higher).exp(), (largest - higher).exp()
+    return higher, total * shrink + weights.sum(1, keepdim=True), output * shrink + weights @ v
+
+
+def nothing(queries, width):
+    return torch.full((queries, 1), -torch.inf), torch.zeros(queries, 1), torch.zeros(queries, width)
+
+
+state = nothing(1, 1)
+for numbers, values in (([1.0, 2.0], [1.0, 4.0]), ([4.0, 1.0], [2.0, 3.0])):
+    state = add_block(*state, torch.tensor([numbers]).log(), torch.tensor([values]).T)
+    largest, total, output = state[0].exp().item(), state[1].item(), state[2].item()
+    print(f"largest: ln {largest:g}, sum of weights: {total:g}, of weights times values: {output:g}")
+print("output:", output / total)
+
+# %% [markdown]
+# After the first block the weights are 1/2 and 1: the sums are 1.5 and 4.5. The second has a larger score, so both
+# shrink by 1/2, and its weights 1 and 1/4 come on top: 0.75 + 1.25 = 2 and 2.25 + 2.75 = 5. Again 5 / 2 = 2.5.
+#
+# ## The ring
 #
 # Each rank passes a block of k and v to the next rank, and uses that block while another one arrives (Liu et al. 2023,
-# [Ring Attention](https://arxiv.org/abs/2310.01889)). After n-1 hops each rank has seen all blocks. A softmax divides
-# by a sum over *all* scores, but these come in blocks. So the **online softmax** keeps three things for each query: its
-# largest score so far, the sum of its weights `exp(score - largest)`, and the sum of weights times values. If a new
-# block has a larger score, both sums shrink by `exp(old largest - new largest)`.
+# [Ring Attention](https://arxiv.org/abs/2310.01889)). After n-1 hops each rank has seen all blocks.
 
 
 # %%
@@ -64,8 +95,7 @@ def exchange(pair):
 def ring_attention(q, k, v, sees=lambda src: torch.ones(BLOCK, BLOCK).bool(), sleep_s=0.0):
     """Return outputs, the most bytes of k and v held, and scores needed. `sees(src)`: which keys of that rank count."""
     rank, n, pair = dist.get_rank(), dist.get_world_size(), torch.stack([k, v])
-    largest, total = torch.full((BLOCK, 1), -torch.inf), torch.zeros(BLOCK, 1)
-    output, held, needed = torch.zeros_like(q), 0, 0
+    state, held, needed = nothing(BLOCK, WIDTH), 0, 0
     for hop in range(n):
         src = (rank - hop) % n  # whose block is here
         k, v = pair
@@ -75,22 +105,18 @@ def ring_attention(q, k, v, sees=lambda src: torch.ones(BLOCK, BLOCK).bool(), sl
             with span(f"block {src}"):
                 time.sleep(sleep_s)
                 scores = (q @ k.T / WIDTH**0.5).masked_fill(~mask, -torch.inf)
-                higher = torch.maximum(largest, scores.amax(1, keepdim=True))
-                weights, shrink = (scores - higher).exp(), (largest - higher).exp()
-                total = total * shrink + weights.sum(1, keepdim=True)
-                output = output * shrink + weights @ v
-                largest = higher
+                state = add_block(*state, scores, v)
         held, needed = max(held, bytes_held(pair, came)), needed + int(mask.sum())
         for work in works:
             work.wait()
         pair = came
+    _, total, output = state
     return output / total, held, needed
 
 
 # %% [markdown]
-# The other way is an all-gather of k and v, and then an ordinary softmax. **Predict first:** 64 tokens, 4 ranks, k and
-# v with 16 numbers of 4 B each. How many bytes does each rank send in ring attention? Then go through the player: which
-# ranks does the block of rank 0 visit?
+# The other way: an all-gather of k and v, then an ordinary softmax. **Predict first:** 64 tokens on 4 ranks, 16 numbers
+# of 4 B in k and in v. How many bytes does a rank send in the ring? In the player: where does rank 0's block go?
 
 # %%
 my_bytes = lessons.predict("context_parallel.bytes", None)
@@ -108,9 +134,12 @@ def gathered_attention(q, k, v):
     return output, bytes_held(every)
 
 
-def attend(attention, more=0.0, **how):
-    own = [each.clone() for each in sequence(more).chunk(N, dim=1)[dist.get_rank()]]
-    return attention(*own, **how)
+def attend(attention, more=0.0, places=IN_ORDER, mask=None, **how):
+    """Run one of the two on this rank's tokens; `mask` says of queries and keys which key counts for which query."""
+    mine = places[dist.get_rank()]
+    if mask is not None:
+        how["sees"] = lambda src: mask(mine, places[src])
+    return attention(*sequence(more)[:, mine], **how)
 
 
 cluster = Cluster(N, checksums=True)
@@ -142,8 +171,9 @@ assert_fresh(runs["ring_attention"].trace, op="send")  # no rank gets a block th
 #
 # In one hop a rank multiplies its b = S/n queries by k.T, and the weights by v: 2 · b² · width FLOPs each. In bf16, k
 # and v of a block are 2 · b · width · 2 B. That makes **b FLOPs for each byte**. A hop is hidden if b is at least
-# FLOP/s : B/s of the machine. The two break-even points below are predictions from data sheets, not measured: H100 SXM,
-# 989 TFLOP/s dense in bf16; NVLink, 450 GB/s in one direction; a network card of 400 Gbit/s, 50 GB/s.
+# FLOP/s : B/s of the machine. (Backward there are five such products, as FlashAttention computes the scores again, and
+# twice the bytes with the gradients in bf16: 5/4 · b.) The two break-even points below are predictions from data
+# sheets: H100 SXM, 989 TFLOP/s dense in bf16; NVLink, 450 GB/s in one direction; a network card, 50 GB/s.
 #
 # And the send has to *begin before* the computation: `isend` and `irecv`, then compute, then `wait`. In the picture
 # each block sleeps for 40 ms (ranks on the same core can sleep at the same time). Which calls lie below which block?
@@ -156,7 +186,7 @@ per_byte = counted.get_total_flops() / (messages(runs["ring_attention"].trace)[0
 break_even = {link: round(989e12 / rate) for link, rate in {"NVLink": 450e9, "400 Gbit/s": 50e9}.items()}
 print(f"{per_byte:.0f} FLOPs for each byte; predicted tokens on a rank from which a hop is hidden: {break_even}")
 slept = cluster.run(attend, ring_attention, sleep_s=0.04)
-axes = charts.retitle(draw.timeline(slept.trace), "Each call begins before a block is used, and ends after it")
+axes = charts.retitle(draw.timeline(slept.trace), "While a block is used, it is sent on and the next one arrives")
 
 # %% [markdown]
 # With 16 tokens a rank does 16 FLOPs for each byte. An H100 needs about 2,200 on each rank to hide a hop behind NVLink,
@@ -183,18 +213,17 @@ for rank in range(N):
 my_share = lessons.predict("context_parallel.last rank, times the mean", None)
 
 
-def causal(src):  # compares positions in the whole sequence
-    position = torch.arange(BLOCK)
-    return position + src * BLOCK <= (position + dist.get_rank() * BLOCK)[:, None]
+def causal(queries, keys):  # positions in the whole sequence
+    return keys <= queries[:, None]
 
 
-def local(src):  # compares positions inside the blocks
-    return torch.ones(BLOCK, BLOCK).tril().bool()
+def local(queries, keys):  # positions inside the blocks
+    return keys % BLOCK <= (queries % BLOCK)[:, None]
 
 
 found, runs_of = {}, {}
-for name, sees in {"causal": causal, "local": local}.items():
-    runs_of[name], other = (cluster.run(attend, ring_attention, more, sees=sees) for more in (0.0, 1.0))
+for name, mask in {"causal": causal, "local": local}.items():
+    runs_of[name], other = (cluster.run(attend, ring_attention, more, mask=mask) for more in (0.0, 1.0))
     outputs, _, needed = zip(*(runs_of[name].results[rank] for rank in range(N)), strict=True)
     changed = [rank for rank in range(N) if not torch.equal(outputs[rank], other.results[rank][0])]
     found[name] = traffic(runs_of[name].trace).total_bytes, needed, changed
@@ -208,62 +237,65 @@ my_share and my_share.against(round(max(found["causal"][1]) * N / sum(found["cau
 # `local` is wrong, without an error: the same bytes, and it even looks balanced. A test of causality shows it. Change
 # only the last token: only the last rank's outputs may change, but here all ranks see it.
 #
-# The cure for the imbalance is **zig-zag** (torch: head-tail). Cut the sequence into 2n chunks, and give rank r chunks
-# r and 2n - 1 - r: an early one with few scores, a late one with many. Here torch does it. Its `context_parallel` needs
-# kernels of GPUs: on CPUs torch 2.13 raises NotImplementedError ("Operator aten._scaled_dot_product_flash_attention_
-# for_cpu.default does not have a sharding strategy registered"). But the loop inside runs with that kernel, too:
+# The cure for the imbalance is **zig-zag**. Cut the sequence into 2n chunks, and give rank r chunks r and 2n - 1 - r:
+# an early one with few scores, a late one with many. In the picture a row is a chunk of queries, a column one of keys,
+# and a colour is a rank. How many whole squares does each rank compute, besides two halves (pale)?
 
 
 # %%
-def torch_loop(method):
-    """Run the loop inside with the kernel for CPUs; return whether it is right, and the scores that it needs."""
-    whole, needed = sequence()[:, None, None], []
-    mine = _load_balancer._HeadTailLoadBalancer(TOKENS, N, "cpu")._generate_indices()[0].chunk(N)[dist.get_rank()]
-
-    def kernel(q, k, v, is_causal, **options):
-        rows, columns = q.shape[2], k.shape[2]
-        needed.append(rows * (rows + 1) // 2 if is_causal else rows * columns)
-        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, is_causal=is_causal, **options)
-
-    _attention.set_rotate_method(method)
-    _attention._cp_options.enable_load_balance = True
-    world, qkv = dist.group.WORLD, whole[..., mine, :]
-    with span("torch"):
-        output, _ = _attention._templated_ring_attention(world, 2, kernel, *qkv, is_causal=True)
-    right = functional.scaled_dot_product_attention(*whole, is_causal=True)[..., mine, :]
-    return torch.allclose(output, right, atol=1e-5), sum(needed)
+def draw_mask(ranks_of, title):
+    """Draw two causal masks, a square for each pair of chunks, in the colour of the rank that computes it."""
+    ax = canvas.new_axes(height_in=2.7, left_in=0.3)
+    for left, (name, ranks) in zip((0, 13), ranks_of.items(), strict=True):
+        canvas.write(ax, left, -0.7, name, ha="left")
+        for row, rank in enumerate(ranks):
+            boxes = [(left + column, left + column + 0.94, row, row + 0.92) for column in range(row + 1)]
+            canvas.draw_boxes(ax, boxes, facecolors=palette.SERIES[rank], alpha=[1] * row + [0.4])
+            canvas.write(ax, left + row + 1.3, row + 0.5, f"rank {rank}", ha="left")
+    ax.set(xlim=(0, 25), ylim=(2 * N, -1.2))
+    ax.set_axis_off()
+    return canvas.frame(ax, title=title, below_in=0.1)
 
 
-own = {method: cluster.run(torch_loop, method) for method in ("alltoall", "allgather")}
-calls = {method: [each.op for each in operations(run.trace.within("torch"))] for method, run in own.items()}
-print(calls)
-in_order, zig_zag = found["causal"][1], [own["alltoall"].results[rank][1] for rank in range(N)]
+both = {"blocks in order": [r // 2 for r in range(2 * N)], "zig-zag": [*range(N), *reversed(range(N))]}
+above = torch.arange(2.0 * N)  # whole squares of a row: as many as chunks before it
+whole = {name: torch.tensor(ranks).bincount(above).int().tolist() for name, ranks in both.items()}
+print("whole squares of each rank:", whole)
+axes = draw_mask(both, "In order rank 0 has 1 whole square and rank 3 has 13; in zig-zag each rank has 7")
+
+# %% [markdown]
+# A whole square has 8 · 8 = 64 scores, a half 36. So in zig-zag each rank needs 7 · 64 + 2 · 36 = 520 scores. The ring
+# stays as it is: only the places of a rank's tokens change, and the mask compares them. Do the bars agree?
+
+# %%
+chunks = torch.arange(TOKENS).chunk(2 * N)
+ZIG_ZAG = [torch.cat([chunks[rank], chunks[2 * N - 1 - rank]]) for rank in range(N)]
+paired = cluster.run(attend, ring_attention, places=ZIG_ZAG, mask=causal)
+in_order, zig_zag = found["causal"][1], [paired.results[rank][2] for rank in range(N)]
 parts = [charts.Part("blocks in order", in_order), charts.Part("zig-zag", zig_zag)]
 title = f"In order the last rank needs {max(in_order)} scores; in zig-zag each needs {max(zig_zag)}"
 axes = charts.bars([f"rank {rank}" for rank in range(N)], parts, title=title, y="scores that the mask leaves", text=str)
 
 # %% [markdown]
-# The results are right, and each rank needs 520 scores instead of 136 to 904. With `alltoall` each hop is an all-to-all
-# in which a rank sends to the next rank only: our messages. The default, `allgather`, is our other way, with all blocks
-# in memory. The bytes are those of the ring by hand in both: zig-zag changes who computes, not what travels.
+# They do, and the bytes are those without a mask: zig-zag changes who computes, not what travels. (This ring also
+# computes scores that the mask leaves out; in the exercise you skip them. torch's `context_parallel` is for GPUs.)
 
 # %% tags=["T16", "check"]
-right = functional.scaled_dot_product_attention(*sequence()[:, None], is_causal=True)[0].chunk(N)
-assert all(torch.allclose(result[0], right[rank], atol=1e-5) for rank, result in runs_of["causal"].results.items())
+assert abs(output / total - 2.5) < 1e-6
+right = functional.scaled_dot_product_attention(*sequence()[:, None], is_causal=True)[0]
+for places, run in ((IN_ORDER, runs_of["causal"]), (ZIG_ZAG, paired)):
+    assert all(torch.allclose(run.results[rank][0], right[places[rank]], atol=1e-5) for rank in range(N))
+assert whole == {"blocks in order": [1, 5, 9, 13], "zig-zag": [7] * N}
 assert in_order == tuple(rank * BLOCK**2 + BLOCK * (BLOCK + 1) // 2 for rank in range(N)) == (136, 392, 648, 904)
 assert abs(max(in_order) * N / sum(in_order) - (2 * N - 1) / N) < 0.02
 assert found == {"causal": (24_576, in_order, [3]), "local": (24_576, (544,) * N, [0, 1, 2, 3])}
 assert zig_zag == [520] * N == [sum(in_order) / N] * N
-assert calls == {"alltoall": ["all_to_all_single"] * (N - 1), "allgather": ["all_gather_single_coalesced"]}
-for run in own.values():
-    assert all(right for right, _ in run.results.values())
-    sizes = traffic(run.trace.within("torch")).payload_bytes
-    assert {pair: size for pair, size in sizes.items() if size} == sent  # of the ring by hand
+assert {pair: size for pair, size in traffic(paired.trace).payload_bytes.items() if size} == sent  # without a mask
 
 # %% [markdown]
 # ## Exercises
 #
-# Write ring attention for any number of ranks, without the cell above, and then zig-zag.
+# Write ring attention for any number of ranks, without the cells above. Then zig-zag, without squares that are masked.
 
 
 # %% tags=["exercise"]

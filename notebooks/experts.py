@@ -18,10 +18,8 @@
 #
 # A *mixture of experts* replaces an MLP by n MLPs, the experts. A small linear layer, the *router*, chooses one expert
 # for each token. So the layer has n times the parameters, and each token still costs the computing of one MLP. In
-# *expert parallel*, each rank holds one expert (and its own tokens). A token must travel to the rank of its expert, and
-# back.
-#
-# Here a token is an image of 64 pixels. Four ranks have 256 tokens each. An expert is an MLP, 64 → 128 → 64.
+# *expert parallel*, each rank holds one expert. A token must travel to the rank of its expert, and back. Here a token
+# is an image of 64 pixels. Four ranks have 256 tokens each. An expert is an MLP, 64 → 128 → 64.
 
 # %%
 import torch
@@ -38,40 +36,23 @@ from dlearn.lessons import charts, digits
 RANKS, TOKENS, WIDTH, HIDDEN = 4, 256, 64, 128
 TOKEN_BYTES = 4 * WIDTH
 
-
-class AllToAll(torch.autograd.Function):
-    """Send `going[r]` rows to each rank r, and receive `coming[r]`. The gradients travel back the same way."""
-
-    @staticmethod
-    def forward(context, rows, going, coming):
-        context.splits = going, coming
-        arrived = rows.new_empty(sum(coming), rows.shape[1])
-        dist.all_to_all_single(arrived, rows.contiguous(), coming, going)
-        return arrived
-
-    @staticmethod
-    def backward(context, gradient):
-        going, coming = context.splits
-        return AllToAll.apply(gradient, coming, going), None, None
-
-
 # %% [markdown]
-# The layer sorts its tokens by expert. It tells each rank how many tokens it will get. It sends the tokens (*dispatch*)
-# and applies the expert. It sends the results back (*combine*), restores the order and multiplies by the router's
-# probability: this is how the router gets a gradient.
+# The layer sorts its tokens by expert. It tells each rank how many will come. It sends the tokens (*dispatch*) and
+# applies the expert. It sends the results back (*combine*), restores the order and multiplies by the router's
+# probability: this is how the router gets a gradient. torch's `all_to_all_single_autograd` sends `going[r]` rows to
+# each rank r and receives `coming[r]`; gradients travel back the same way.
 
 
 # %%
 class Experts(nn.Module):
     """A router, the same on all ranks, and this rank's own expert."""
 
-    def __init__(self, exchange=AllToAll.apply):
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.router = nn.Linear(WIDTH, RANKS)
         torch.manual_seed(1 + dist.get_rank())  # each rank has another expert
         self.expert = nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, WIDTH))
-        self.exchange = exchange
 
     def forward(self, tokens):
         probability, expert_of = self.router(tokens).softmax(1).max(1)
@@ -82,10 +63,10 @@ class Experts(nn.Module):
             dist.all_to_all_single(coming, going)
         going, coming = going.tolist(), coming.tolist()
         with span("dispatch"):
-            arrived = self.exchange(tokens[order], going, coming)
+            arrived = all_to_all_single_autograd(tokens[order], coming, going, dist.group.WORLD)
         processed = self.expert(arrived)
         with span("combine"):
-            back = self.exchange(processed, coming, going)
+            back = all_to_all_single_autograd(processed, going, coming, dist.group.WORLD)
         return tokens + probability[:, None] * torch.empty_like(back).index_copy(0, order, back)
 
 
@@ -95,27 +76,22 @@ def tokens_of(rank):
 
 # %% [markdown]
 # `tokens_of` gives each rank 256 images. **Predict first:** all tokens together have 4 · 256 · 256 B. How many times
-# that do the four ranks send in one forward and one backward pass? The input needs a gradient, as in the middle of a
-# model. Assume that the router is fair.
+# that do the ranks send in one forward and one backward pass? The input needs a gradient. Assume a fair router.
 
 # %%
 my_times = lessons.predict("experts.times the tokens", None)
 
 
-def one_pass(exchange):
+def one_pass():
     tokens = tokens_of(dist.get_rank()).requires_grad_()
-    layer = Experts(exchange)
+    layer = Experts()
     with span("pass"):
         layer(tokens).square().mean().backward()
-    return layer.router(tokens).argmax(1).bincount(minlength=RANKS).tolist(), tokens.grad
-
-
-def torchs_own(rows, going, coming):
-    return all_to_all_single_autograd(rows, coming, going, dist.group.WORLD)
+    return layer.router(tokens).argmax(1).bincount(minlength=RANKS)
 
 
 cluster = Cluster(RANKS)  # the same ranks for the whole lesson
-run, torchs = (cluster.run(one_pass, exchange) for exchange in (AllToAll.apply, torchs_own))
+run = cluster.run(one_pass)
 step, everything = run.trace.within("pass"), RANKS * TOKENS * TOKEN_BYTES
 for each in operations(step):
     in_all = sum(message.payload_bytes for message in messages(step) if message.operation == each)
@@ -125,23 +101,20 @@ my_times and my_times.against(round(times, 2), tolerance=0.02)
 
 # %% [markdown]
 # The first all-to-all exchanges the counts, 8 B for each pair of ranks. Four move tokens: dispatch and combine, and
-# their gradients. In each, about three quarters of all tokens leave their rank, because one expert in four is on the
-# token's own rank. That makes 4 · 3/4 = 3. torch's own differentiable all-to-all sends the same.
+# their gradients. In each, three quarters of all tokens leave their rank, as one expert in four is on it: 4 · 3/4 = 3.
 #
 # Each row of the next picture is a sender. Look at the columns: is this router fair?
 
 # %%
-routing = torch.tensor([run.results[rank][0] for rank in range(RANKS)])  # [rank, expert]
+routing = torch.stack([run.results[rank] for rank in range(RANKS)])  # [rank, expert]
 dispatch = step.within("dispatch")
 chosen = routing.sum(0)
 title = f"The router is not fair: {chosen.max()} of {RANKS * TOKENS:,} tokens choose expert {chosen.argmax()}"
 axes = charts.retitle(draw.traffic(dispatch), title)
 
 # %% tags=["T10", "check"]
-calls = [[(each.op, each.ends[0].phase) for each in operations(of.trace.within("pass"))] for of in (run, torchs)]
-assert calls[0] == calls[1] == [("all_to_all_single", phase) for phase in ["forward"] * 3 + ["backward"] * 2]
-assert traffic(torchs.trace.within("pass")).payload_bytes == traffic(step).payload_bytes
-assert all(torch.equal(run.results[rank][1], torchs.results[rank][1]) for rank in range(RANKS))
+calls = [(each.op, each.ends[0].phase) for each in operations(step)]
+assert calls == [("all_to_all_single", phase) for phase in ["forward"] * 3 + ["backward"] * 2]
 sent = traffic(dispatch).payload_bytes
 for rank in range(RANKS):
     for expert in range(RANKS):
@@ -153,10 +126,9 @@ for rank in range(RANKS):
 #
 # ## A router that learns to be fair
 #
-# Training alone does not help: an expert that gets all tokens learns most, and so gets more tokens. The *Switch
-# Transformer* adds a [second loss](https://arxiv.org/abs/2101.03961) (its equation 4): n · Σ fₑ · Pₑ, where fₑ is the
-# share of the tokens that chose expert e, and Pₑ the mean probability of e, which has the gradient. It is 1 if all
-# experts are chosen equally often, and as a rule larger if not.
+# Training alone does not help: an expert that gets all tokens learns most, and so gets more. The *Switch Transformer*
+# adds a [second loss](https://arxiv.org/abs/2101.03961) (equation 4): n · Σ fₑ · Pₑ, where fₑ is the share of the
+# tokens that chose expert e, and Pₑ its mean probability, which has the gradient. It is 1 for a fair router.
 #
 # The ranks train on digits. The dense part (router and head) is averaged over the ranks, as in DDP. **Predict first:**
 # with the second loss, the busiest expert gets fewer tokens. What happens to the bytes of a dispatch?
@@ -166,7 +138,7 @@ my_total = lessons.predict("experts.bytes of a fair router", None, choices=("few
 
 
 def fair(router, tokens):
-    """The second loss: 1 if each expert is chosen equally often."""
+    """Return the second loss: 1 if each expert is chosen equally often."""
     probability = router(tokens).softmax(1)
     share = one_hot(probability.argmax(1), RANKS).float().mean(0)
     return RANKS * (share * probability.mean(0)).sum()
@@ -199,10 +171,12 @@ for weight in (0, 0.1):
     dispatch = of.trace.within("step 39").within("dispatch")
     bytes_of[weight] = traffic(dispatch).total_bytes / everything
     loss, busiest = of.results[0][0], tokens_at[weight].sum(0).max() / TOKENS
-    print(f"second loss x {weight}: {bytes_of[weight]:.2f} of all tokens travel, loss of rank 0 {loss:.2f}")
+    print(f"second loss x {weight}: the busiest expert has {busiest:.2f} times a fair share,", end=" ")
+    print(f"{bytes_of[weight]:.2f} of all tokens travel, loss of rank 0 {loss:.2f}")
+print("tokens from rank (row) to expert (column), with the second loss:", tokens_at[0.1], sep="\n")
 more = bytes_of[0.1] / bytes_of[0]
 my_total and my_total.against("fewer" if more < 0.9 else "more" if more > 1.1 else "about as many")
-title = f"With the second loss the busiest expert has {busiest:.2f} times its share, and as many bytes travel"
+title = f"Second loss: the busiest expert has {busiest:.2f} times its share, bytes hardly differ"
 axes = charts.retitle(draw.traffic(dispatch), title)
 
 # %% tags=["T11", "check"]
@@ -222,14 +196,8 @@ assert abs(times - 3) < 0.05
 # The counts must be known before the tokens can be sent. On a GPU this makes the host wait. The Switch Transformer
 # avoids it with a *capacity*: each rank sends exactly C rows to each expert, where C = c · tokens / n with a *capacity
 # factor* c. If more tokens chose an expert, the rest is **dropped**: they skip the layer. If fewer did, the part is
-# filled with zeros. Here are the choices of the trained, nearly fair router: a row for each rank, a column for each
-# expert.
-
-# %%
-print(tokens_at[0.1])
-
-# %% [markdown]
-# **Predict first:** with c = 1, each rank sends 64 rows to each expert. Which share of the 1,024 tokens is dropped?
+# filled with zeros. **Predict first:** the counts of the nearly fair router are printed above. With c = 1, each rank
+# sends 64 rows to each expert. Which share of the 1,024 tokens is dropped?
 
 # %%
 my_drops = lessons.predict("experts.share dropped", None)
@@ -247,14 +215,12 @@ def with_capacity(experts_of, capacity):
     return dropped
 
 
-# %%
 FACTORS = [1, 1.25, 2, 4]
 capped = {c: cluster.run(with_capacity, expert_of[0.1], int(c * TOKENS / RANKS)) for c in FACTORS}
 lost = {c: sum(of.results.values()) / (RANKS * TOKENS) for c, of in capped.items()}
 bytes_at = {c: traffic(of.trace).total_bytes / everything for c, of in capped.items()}
 parts = [charts.Part("tokens dropped", [*lost.values()]), charts.Part("bytes sent", [*bytes_at.values()])]
-more = f"{bytes_at[4] / bytes_at[1]:.0f} times as much"
-title = f"Capacity 1 drops {lost[1]:.0%} of the tokens; 4 drops none and sends {more}"
+title = f"Capacity 1 drops {lost[1]:.0%} of the tokens, 4 none, for {bytes_at[4] / bytes_at[1]:.0f} times the bytes"
 axes = charts.bars([f"c = {c}" for c in FACTORS], parts, title=title, y="times all tokens", text="{:.2f}".format)
 my_drops and my_drops.against(round(lost[1], 2), tolerance=0.05)
 
@@ -265,8 +231,7 @@ my_drops and my_drops.against(round(lost[1], 2), tolerance=0.05)
 # %% tags=["T12", "check"]
 for c in FACTORS:
     assert bytes_at[c] == c * (RANKS - 1) / RANKS
-    capacity = int(c * TOKENS / RANKS)
-    over = (tokens_at[0.1] - capacity).clamp(min=0).sum().item()
+    over = (tokens_at[0.1] - int(c * TOKENS / RANKS)).clamp(min=0).sum().item()
     assert lost[c] == over / (RANKS * TOKENS)
 assert lost[1] > 0.1
 assert lost[4] == 0
@@ -274,14 +239,12 @@ assert lost[4] == 0
 # %% [markdown]
 # ## Wrong on purpose: DDP around everything
 #
-# The dense part is the same on all ranks, and the experts differ. What if the whole model goes into
-# `DistributedDataParallel`? It runs without an error.
+# The dense part is the same on all ranks, the experts differ. What if the whole model goes into DDP? There is no error.
 
 
 # %%
 def in_ddp(everything):
     layer, head = Experts(), nn.Linear(WIDTH, 10)
-    expert = layer.expert
     if everything:
         model = DDP(nn.Sequential(layer, head))
     else:
@@ -289,38 +252,35 @@ def in_ddp(everything):
         model = nn.Sequential(layer, DDP(head))
     with span("backward"):
         model(tokens_of(dist.get_rank())).square().mean().backward()
-    return expert[0].weight[0, 0].item()
+    return layer.expert[0].weight[0, 0].item()
 
 
 reduced, firsts = {}, {}
 for name, all_of_it in {"everything": True, "dense part": False}.items():
     of = cluster.run(in_ddp, all_of_it)
     reduced[name] = traffic(of.trace.within("backward").where(op="all_reduce")).bytes_from(rank=0)
-    firsts[name] = [round(of.results[rank], 3) for rank in range(RANKS)]
+    firsts[name] = [round(of.results[rank], 5) for rank in range(RANKS)]
     print(f"{name} in DDP: the experts' first weights {firsts[name]}; rank 0 sends {reduced[name]:,} B of gradients")
 
 # %% [markdown]
-# DDP's constructor copies rank 0's parameters to all ranks. So the four experts are one expert, four times, and the
-# averaged gradients keep it so. **The traffic shows it:** the all-reduce is as large as router, head *and* expert. An
-# expert's gradient must not be reduced: all tokens that chose it, of all ranks, were on its rank. It is only divided by
-# n, as `train` does above.
+# DDP's constructor copies rank 0's parameters to all ranks: the four experts become one, and the averaged gradients
+# keep it so. **The traffic shows it:** the all-reduce is as large as router, head *and* expert. An expert's gradient
+# must not be reduced: all tokens that chose it were on its rank. It is only divided by n, as in `train`.
 
 # %% tags=["T13", "check"]
 DENSE, EXPERT = (WIDTH + 1) * (RANKS + 10), (WIDTH + 1) * HIDDEN + (HIDDEN + 1) * WIDTH  # numbers
 assert [len({*firsts[name]}) for name in firsts] == [1, RANKS]
 for name, numbers in {"everything": DENSE + EXPERT, "dense part": DENSE}.items():
-    in_theory = 2 * (RANKS - 1) / RANKS * 4 * numbers
-    assert in_theory <= reduced[name] < in_theory + 64  # a ring of whole numbers
+    assert 0 <= reduced[name] - 2 * (RANKS - 1) / RANKS * 4 * numbers < 64  # a ring of whole numbers
 
 # %% [markdown]
 # ## When is it hidden?
 #
 # The expert cannot begin before its tokens arrive, and the next layer waits for the results. So both all-to-alls are
-# waited for, unless the tokens are cut in two halves: one half travels while the other is computed. That can hide all
-# of it only if computing takes longer. An expert of width d and hidden width 4d does 16 d² FLOPs for a token forward
-# (two matrices of 4d² numbers, 2 FLOPs for each). In bf16, the token travels there and back in 2 · 2d · (n-1)/n bytes:
-# **4d · n/(n-1) FLOPs for each byte.** Backward it is twice that, **8d · n/(n-1)**: two products for each matrix, and
-# as many bytes. The next cell predicts from data sheets; nothing of it is measured.
+# waited for, unless the tokens are cut in two halves: one travels while the other is computed. An expert of width d and
+# hidden width 4d does 16 d² FLOPs for a token forward (two matrices of 4d² numbers, 2 FLOPs for each). In bf16, the
+# token travels there and back in 2 · 2d · (n-1)/n bytes: **4d · n/(n-1) FLOPs for each byte.** Backward, each matrix
+# takes two products and as many bytes travel: **8d · n/(n-1)**. The cell predicts from data sheets, without measuring.
 
 # %%
 FLOPS, LINKS = 989e12, {"NVLink in a host": 450e9, "one 400 Gbit/s NIC": 50e9}  # H100 SXM, dense bf16; B/s one way
@@ -332,15 +292,13 @@ for name, width in enough.items():
 assert [round(width) for width in enough.values()] == [412, 3709]
 
 # %% [markdown]
-# A model with d = 2,048 can hide it inside a host; over a network only backward. This is why experts are placed inside
-# a host where possible, and why tokens are sent to a few hosts only.
+# With d = 2,048 it can be hidden inside a host; over a network only backward. So experts stay in a host if possible.
 #
 # ## Exercises
 #
-# 1. Write dispatch and combine **without an all-to-all and without sorting**: by `isend` and `recv`, with one rank
-#    after the other. `tokens` [count, width] are this rank's, and `expert_of[i]` is the rank whose `expert` processes
-#    token i. Return the processed tokens in their original order. Before a token is sent, its rank may say how many
-#    will come.
+# 1. Write dispatch and combine **without an all-to-all and without sorting**: by `isend` and `recv`, one rank after the
+#    other. `tokens` [count, width] are this rank's, and `expert_of[i]` is the rank whose `expert` processes token i.
+#    Return the processed tokens in their original order. Before it sends tokens, a rank may say how many will come.
 # 2. Most models choose *two* experts for each token. `experts_of` is [count, 2], two different ranks for each token,
 #    and `weights` [count, 2]. Return, for each token, the sum of weight times result over both of its experts.
 

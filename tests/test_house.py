@@ -157,7 +157,7 @@ LINES = {
     "dlearn/scripts": 1_089,
     "dlearn/sources": 329,
     "docs": 1_533,
-    "notebooks": 10_992,
+    "notebooks": 10_982,
     "tests": 16_171,
     "tools": 175,
 }
