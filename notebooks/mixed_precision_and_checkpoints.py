@@ -288,9 +288,9 @@ assert abs(sizes["wide"][1] / sizes["whole"][1] - 1) < 0.1
 # While ranks save they do not compute. Save too often, and saving costs; too rarely, and each failure costs half an
 # interval. With C seconds for a save and M seconds between failures the sum is least at an interval of **√(2 C M)**
 # (Young, 1974). A *prediction*: Llama 3's 16,384 GPUs had 419 unexpected interruptions in 54 days ([The Llama 3 Herd of
-# Models](https://arxiv.org/abs/2407.21783), section 3.3.4). If a save blocked for 60 s, it would pay every 20 minutes,
-# and 10% of the time would be lost. `dcp.async_save` copies the state first and writes while training goes on: then C
-# is the copy's time only. (By its documentation; not measured here.)
+# Models](https://arxiv.org/abs/2407.21783)). If a save blocked for 60 s, it would pay every 20 minutes, and 10% of the
+# time would be lost. `dcp.async_save` copies the state first and writes while training goes on: then C is the copy's
+# time only. (By its documentation; not measured here.)
 
 # %%
 failures_s, save_s = 54 * 86_400 / 419, 60

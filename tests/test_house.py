@@ -138,7 +138,7 @@ LINES = {
     "benchmarks": 1_239,
     "course": 2_323,
     "dlearn": 1_252,
-    "dlearn/analysis": 6_163,
+    "dlearn/analysis": 6_170,
     "dlearn/backends": 606,
     "dlearn/cluster": 3_210,
     "dlearn/collectives": 591,

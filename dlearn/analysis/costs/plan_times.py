@@ -2,8 +2,7 @@
 
 Computing and sending are as fast as you say, by a data sheet or a measurement. Rows that hide
 behind the same pass share its time, in their order. After Austin et al., "How to Scale Your Model"
-(2025), parts 3 and 5; the bubble after Narayanan et al., "Efficient Large-Scale Language Model
-Training on GPU Clusters Using Megatron-LM" (2021), section 2.2.
+(2025); the bubble after Narayanan et al. (2021), as in volume/plan_rows.py.
 """
 
 from collections.abc import Iterator, Mapping

@@ -7,7 +7,14 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
 
-from dlearn.analysis.volume.plan_rows import ModelShape, PlanRow, Ways, group_size, plan_rows
+from dlearn.analysis.volume.plan_rows import (
+    SOURCES,
+    ModelShape,
+    PlanRow,
+    Ways,
+    group_size,
+    plan_rows,
+)
 from dlearn.analysis.volume.traffic import traffic
 from dlearn.errors import DlearnError, TraceError
 from dlearn.join.joining import operations
@@ -166,6 +173,8 @@ class ParallelPlan(Result, frozen=True, dict=True):
             rows.append([*names, *numbers, row.formula, row.source])
         if self.rows:
             yield Table(rows, names=4, numbers=4)
+        used = {mark for row in self.rows for mark in row.source.split(", ")}
+        yield from (f"{mark} {paper}" for mark, paper in SOURCES.items() if mark in used)
 
 
 def _sent(trace: Trace, dimension: str) -> Counter[tuple[str, int]]:

@@ -1,15 +1,6 @@
 """What each dimension of a mesh sends in one training step: a row for each kind of call.
 
 What a rank sends in a row's calls depends on its place in that row's dimension only.
-
-[M] Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using
-    Megatron-LM" (2021)
-[S] Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models" (2022)
-[Z] Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models"
-    (2020)
-[G] Lepikhin et al., "GShard: Scaling Giant Models with Conditional Computation and Automatic
-    Sharding" (2020)
-[N] nccl-tests, PERFORMANCE.md, for rings; gloo's own source (join/gloo_schedules.py) for its chunks
 """
 
 from collections.abc import Iterator
@@ -19,6 +10,14 @@ from typing import NamedTuple
 import msgspec
 
 from dlearn.join.gloo_schedules import chunk_bounds
+
+SOURCES = {
+    "[M]": "Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters (2021)",
+    "[S]": "Korthikanti et al., Reducing Activation Recomputation in Large Transformers (2022)",
+    "[Z]": "Rajbhandari et al., ZeRO: Memory Optimizations Toward Training (2020)",
+    "[G]": "Lepikhin et al., GShard: Scaling Giant Models with Conditional Computation (2020)",
+    "[N]": "nccl-tests, PERFORMANCE.md; chunks: gloo's source (join/gloo_schedules.py)",
+}
 
 
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,7 +136,7 @@ def _stages(local: RankShare) -> Iterator[PlanRow]:
         sent[silent] = 0
         yield PlanRow(
             dimension="pp", phase=phase, op="send", what=what, calls=ways.micro_batches,
-            payload_bytes=size, sent_bytes=tuple(sent), formula="S", source="[M] 3.2",
+            payload_bytes=size, sent_bytes=tuple(sent), formula="S", source="[M]",
             behind=Behind.MICRO_BATCH,
         )  # fmt: skip
 
@@ -155,11 +154,11 @@ def _activations(local: RankShare) -> Iterator[PlanRow]:
     calls = local.layers * local.ways.micro_batches
     for phase, what in (("forward", "activations"), ("backward", "their gradients")):
         if local.ways.sequence_parallel:
-            name = Name("tp", phase, what, "[S] 4.2.2")
+            name = Name("tp", phase, what, "[S]")
             yield _row(local, "all_gather_single", name, calls, local.activation)
             yield _row(local, "reduce_scatter_single", name, calls, local.activation)
         else:
-            name = Name("tp", phase, what, "[M] 2.3")
+            name = Name("tp", phase, what, "[M]")
             yield _row(local, "all_reduce", name, calls, local.activation)
 
 
@@ -185,9 +184,9 @@ def _matrices(
     """Yield the sum of gradients; of sharded weights also the gathers, in each pass."""
     sharded = local.ways.sharded
     for phase in ("forward", "backward") if sharded else ():
-        name = Name(dimension, phase, f"weights of {which}", "[Z] 7.2", Behind.LAYER)
+        name = Name(dimension, phase, f"weights of {which}", "[Z]", Behind.LAYER)
         yield _row(local, "all_gather_single", name, count * local.ways.micro_batches, size)
-    op, source = ("reduce_scatter_single", "[Z] 7.2") if sharded else ("all_reduce", "[Z] 7.1")
+    op, source = ("reduce_scatter_single", "[Z]") if sharded else ("all_reduce", "[Z]")
     what = f"gradients of {which}"
     name = Name(dimension, "backward", what, source, Behind.BACKWARD_PASS)
     yield _row(local, op, name, count, size)
