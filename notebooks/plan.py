@@ -219,7 +219,7 @@ print(times["1,024: dp 128, tp 8"])
 # [fsdp2](fsdp2.ipynb)). This machine needs 19,780 to hide them. With 512 ranks each has 4,096, and mostly waits. More
 # than 512 replicas are not possible: there are 512 sequences. tp makes each rank's share of the weights smaller, so dp
 # sends less; the price is its own sums, which nothing hides, so they stay inside a host. A pipeline sends little, and
-# pays with its bubble.
+# pays with its bubble: 16% of the time of its passes, 14% of the step. (Its weights are not sharded here.)
 
 # %% tags=["T19", "check"]
 computing = {name: round(100 * each.computing) for name, each in times.items()}
@@ -274,7 +274,8 @@ charts.bars(
 # Of a ring of all four ranks, two of four arrows cross the link: half of the bytes of dp 4 and of tp 4. Of the mixed
 # plans the outer dimension crosses, all of it, and tp stays inside. Each direction of the link transports half of the
 # bytes, at 20 Mbit/s: no step can take less. tp 4 sends half of what dp 4 does because there are half as many tokens as
-# hidden units. With four times the tokens it would send twice what dp 4 does. (The predicted one has 2 million tokens.)
+# hidden units. With four times the tokens it would send twice what dp 4 does. (The model of the prediction has 2
+# million tokens a batch.)
 
 # %% tags=["T20", "check"]
 planned = {name: plan(LINKED, **ways, backend="gloo").bytes_by_dimension for name, ways in FOUR.items()}

@@ -138,7 +138,7 @@ LINES = {
     "benchmarks": 1_239,
     "course": 2_323,
     "dlearn": 1_252,
-    "dlearn/analysis": 6_170,
+    "dlearn/analysis": 6_174,
     "dlearn/backends": 606,
     "dlearn/cluster": 3_210,
     "dlearn/collectives": 591,
@@ -157,8 +157,8 @@ LINES = {
     "dlearn/scripts": 1_089,
     "dlearn/sources": 329,
     "docs": 1_533,
-    "notebooks": 10_982,
-    "tests": 16_171,
+    "notebooks": 10_983,
+    "tests": 16_173,
     "tools": 175,
 }
 SLACK = 0.01  # So far below its budget a folder may be before the budget has to be lowered.
@@ -166,7 +166,7 @@ HABITS = {
     "conditionals inside f-strings": 6,
     "docstrings that begin with no verb": 0,
     "functions of more than 10 branches": 6,
-    "lines over 100 characters": 1_966,
+    "lines over 100 characters": 1_965,
     "statements of more than one comprehension": 35,
 }
 

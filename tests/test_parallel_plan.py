@@ -86,6 +86,8 @@ def test_a_prediction_hides_gradients_but_no_sums_of_activations():
     stages = plan_times(plan(SHAPE, pp=2, micro_batches=2), Machine(flops_per_s=24_576, bytes_per_s=1e9))
     assert stages.bubble == 1 / 3
     assert stages.step_s == pytest.approx(stages.compute_s * 3 / 2)
+    alone = plan_times(plan(SHAPE, pp=2), Machine(flops_per_s=24_576, bytes_per_s=512))
+    assert [each.exposed_s for each in alone.rows] == [1, 1]  # no other micro-batch is there to hide 512 B
     with pytest.raises(DlearnError, match="have to be more than 0"):
         Machine(flops_per_s=1, bytes_per_s={"dp": 0})
     with pytest.raises(DlearnError, match="no bytes_per_s for pp, only for dp, tp"):

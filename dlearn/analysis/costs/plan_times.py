@@ -143,7 +143,8 @@ def plan_times(plan: ParallelPlan, machine: Machine) -> PlanTimes:
         last = ways.micro_batches if row.behind is Behind.BACKWARD_PASS else 1
         sent = row.calls * max(row.sent_bytes)
         send_s = sent / machine.rate(row.dimension)
-        exposed_s = _exposed(row, send_s, layers, pass_s[row.phase], left_s[row.phase] / last)
+        others_s = pass_s[row.phase] * (1 - 1 / ways.micro_batches)
+        exposed_s = _exposed(row, send_s, layers, others_s, left_s[row.phase] / last)
         if row.behind in SHARED:
             left_s[row.phase] -= (send_s - exposed_s) * last
         flops_per_byte = pass_s[row.phase] / last * machine.flops_per_s / sent
@@ -154,12 +155,15 @@ def plan_times(plan: ParallelPlan, machine: Machine) -> PlanTimes:
 
 
 def _exposed(
-    row: PlanRow, send_s: float, layers: int, pass_s: float, left_s: float
+    row: PlanRow, send_s: float, layers: int, others_s: float, left_s: float
 ) -> float:  # fmt: skip
-    """Return the seconds that a rank waits for a row; of its pass, `left_s` of `pass_s` are free."""
+    """Return the seconds that a rank waits for a row.
+
+    The other micro-batches take `others_s`, and `left_s` of the pass are free.
+    """
     if row.behind is Behind.NOTHING:
         return send_s
     if row.behind is Behind.MICRO_BATCH:
-        return max(0.0, send_s - pass_s)
+        return max(0.0, send_s - others_s)
     # Of the layer that begins or ends a pass: nothing is there to hide it.
     return max(send_s / layers, send_s - left_s)
