@@ -227,6 +227,8 @@ assert [*computing.values()] == [98, 4, 76, 21, 65, 58]
 assert round(989e12 / BETWEEN) == 19_780
 assert (LARGE.tokens // 64, LARGE.tokens // 512) == (32_768, 4_096)
 assert round(100 * times["1,024: pp 4, dp 32, tp 8"].bubble) == 16
+assert round(100 * times["1,024: pp 4, dp 32, tp 8"].bubble_s / times["1,024: pp 4, dp 32, tp 8"].step_s) == 14
+assert (round(LARGE.layers * LARGE.pair_numbers / 1e9), round(LARGE.tokens / 1e6)) == (17, 2)
 
 # %% [markdown]
 # ## Which dimension crosses the slow link?
@@ -282,6 +284,8 @@ planned = {name: plan(LINKED, **ways, backend="gloo").bytes_by_dimension for nam
 over = {"dp 4": planned["dp 4"]["dp"] / 2, "tp 4": planned["tp 4"]["tp"] / 2}
 over |= {"dp 2, tp 2": planned["dp 2, tp 2"]["dp"], "pp 2, tp 2": planned["pp 2, tp 2"]["pp"]}
 assert over == {"dp 4": 6_291_456, "tp 4": 3_145_728, "dp 2, tp 2": 4_194_304, "pp 2, tp 2": 524_288}
+more_tokens = plan(ModelShape(layers=4, width=128, hidden=512, batch=4 * 256, number_bytes=4), tp=4)
+assert more_tokens.bytes_by_dimension["tp"] == 2 * planned["dp 4"]["dp"]
 for name, size in over.items():
     assert size <= link[name] < size + 60_000  # with messages to the store, which make the groups
     assert seconds[name] > size / 2 * 8 / 20e6

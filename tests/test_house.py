@@ -136,13 +136,13 @@ def test_tests_import_public_names_and_few_modules_besides():
 
 LINES = {
     "benchmarks": 1_239,
-    "course": 2_323,
+    "course": 2_325,
     "dlearn": 1_252,
-    "dlearn/analysis": 6_174,
+    "dlearn/analysis": 6_176,
     "dlearn/backends": 606,
     "dlearn/cluster": 3_210,
     "dlearn/collectives": 591,
-    "dlearn/course": 2_647,
+    "dlearn/course": 2_649,
     "dlearn/diagnosis": 2_052,
     "dlearn/draw": 5_064,
     "dlearn/events": 4_467,
@@ -157,8 +157,8 @@ LINES = {
     "dlearn/scripts": 1_089,
     "dlearn/sources": 329,
     "docs": 1_533,
-    "notebooks": 10_983,
-    "tests": 16_173,
+    "notebooks": 10_987,
+    "tests": 16_176,
     "tools": 175,
 }
 SLACK = 0.01  # So far below its budget a folder may be before the budget has to be lowered.

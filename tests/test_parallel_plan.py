@@ -81,6 +81,9 @@ def test_a_prediction_hides_gradients_but_no_sums_of_activations():
     # and what is left of them, 1/8 s, hides as much of the reduce-scatter.
     shards = plan_times(plan(SHAPE, dp=4, sharded=True), machine)
     assert [each.exposed_s for each in shards.rows] == pytest.approx([1 / 4, 1 / 8, 3 / 8])
+    # 2 dense layers send 4 * 3/2 * 512 B: the one that ends the pass is half of them, and nothing hides it.
+    fast = Machine(flops_per_s=1, bytes_per_s=3_072)
+    assert plan_times(plan(EXPERTS, ep=4), fast).rows[0].exposed_s == 1 / 2
     both = plan_times(plan(SHAPE, tp=2), machine)
     assert [each.send_s for each in both.rows] == [each.exposed_s for each in both.rows] == [2, 2]
     stages = plan_times(plan(SHAPE, pp=2, micro_batches=2), Machine(flops_per_s=24_576, bytes_per_s=1e9))

@@ -68,6 +68,7 @@ forward_only = but(tp=lambda shape, dp, tp, pp, right: right // 2)
 every_layer = but(tp=lambda shape, dp, tp, pp, right: right * pp)
 whole_batch = but(tp=lambda shape, dp, tp, pp, right: right * dp)
 part_of_activations = but(pp=lambda shape, dp, tp, pp, right: right // tp)
+no_value = but(pp=lambda shape, dp, tp, pp, right: None)
 in_numbers = but(dp=lambda shape, dp, tp, pp, right: right // shape.number_bytes)
 
 
@@ -80,6 +81,7 @@ def ends_as_the_middle(shape, dp, tp, pp, rank):
 RIGHT = (by_place, share_of_all, by_micro_batch)
 WRONG = (
     (no_number, "is no dict with the keys dp, tp and pp"),
+    (no_value, "has a value that is no number"),
     (in_numbers, "dp 2, tp 1, pp 1: rank 0 sends"),
     (forward_only, "dp 1, tp 2, pp 1: rank 0 sends"),
     (ends_as_the_middle, "dp 1, tp 1, pp 3: rank 0 sends"),

@@ -45,6 +45,8 @@ def _form(tried: Attempt) -> None:
         for each in predicted:
             if not isinstance(each, Mapping) or {*each} != {*DIMENSIONS}:
                 raise ResultError(f"rank {rank}: {each!r} is no dict with the keys dp, tp and pp")
+            if not all(isinstance(size, int | float) for size in each.values()):
+                raise ResultError(f"rank {rank}: {each!r} has a value that is no number")
 
 
 def _as_recorded(dimension: str, tried: Attempt) -> None:

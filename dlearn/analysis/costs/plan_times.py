@@ -141,10 +141,12 @@ def plan_times(plan: ParallelPlan, machine: Machine) -> PlanTimes:
     rows = []
     for row in plan.rows:
         last = ways.micro_batches if row.behind is Behind.BACKWARD_PASS else 1
+        # Matrices of so many layers: with experts, some layers are dense and some are not.
+        own_layers = row.calls * last / ways.micro_batches / 2
         sent = row.calls * max(row.sent_bytes)
         send_s = sent / machine.rate(row.dimension)
         others_s = pass_s[row.phase] * (1 - 1 / ways.micro_batches)
-        exposed_s = _exposed(row, send_s, layers, others_s, left_s[row.phase] / last)
+        exposed_s = _exposed(row, send_s, own_layers, others_s, left_s[row.phase] / last)
         if row.behind in SHARED:
             left_s[row.phase] -= (send_s - exposed_s) * last
         flops_per_byte = pass_s[row.phase] / last * machine.flops_per_s / sent
@@ -155,7 +157,7 @@ def plan_times(plan: ParallelPlan, machine: Machine) -> PlanTimes:
 
 
 def _exposed(
-    row: PlanRow, send_s: float, layers: int, others_s: float, left_s: float
+    row: PlanRow, send_s: float, own_layers: float, others_s: float, left_s: float
 ) -> float:  # fmt: skip
     """Return the seconds that a rank waits for a row.
 
@@ -166,4 +168,4 @@ def _exposed(
     if row.behind is Behind.MICRO_BATCH:
         return max(0.0, send_s - others_s)
     # Of the layer that begins or ends a pass: nothing is there to hide it.
-    return max(send_s / layers, send_s - left_s)
+    return max(send_s / own_layers, send_s - left_s)
