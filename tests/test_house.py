@@ -138,7 +138,7 @@ LINES = {
     "benchmarks": 1_239,
     "course": 2_325,
     "dlearn": 1_252,
-    "dlearn/analysis": 6_176,
+    "dlearn/analysis": 6_178,
     "dlearn/backends": 606,
     "dlearn/cluster": 3_210,
     "dlearn/collectives": 591,
@@ -158,7 +158,7 @@ LINES = {
     "dlearn/sources": 329,
     "docs": 1_533,
     "notebooks": 10_987,
-    "tests": 16_176,
+    "tests": 16_178,
     "tools": 175,
 }
 SLACK = 0.01  # So far below its budget a folder may be before the budget has to be lowered.

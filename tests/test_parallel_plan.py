@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dlearn import Cluster, analysis
-from dlearn.analysis import Machine, ModelShape, plan, plan_times
+from dlearn.analysis import Machine, ModelShape, PlanComparison, plan, plan_times
 from dlearn.course import parallel_step
 from dlearn.errors import DlearnError, TraceError
 
@@ -140,6 +140,8 @@ def test_a_recorded_step_is_the_plan_to_the_byte_and_another_one_is_not():
     other = plan(SHAPE, tp=2, pp=2, sequence_parallel=True).compare(trace)
     assert {key: size for key, size in other.residues.items() if size} == {("pp", rank): 256 for rank in range(4)}
     assert "rank 0 sends 256 B more than planned over pp" in str(other)
+    swapped = PlanComparison(planned={("dp", 0): 8, ("dp", 1): 4}, recorded={("dp", 0): 4, ("dp", 1): 8})
+    assert str(swapped).splitlines()[-1].split() == ["dp", "12", "12", "-4"]
     with pytest.raises(TraceError, match="the plan is for 8 ranks, the trace has 4"):
         plan(SHAPE, dp=8).compare(trace)
     assert [row["residue_bytes"] for row in analysis.plan(SHAPE, tp=4).compare(trace).records()][:1] == [512]

@@ -205,7 +205,7 @@ class PlanComparison(Result, frozen=True):
     def finding(self) -> str:
         total = sum(self.recorded.values())
         if self.exact:
-            return f"The recorded step is the plan to the byte: {total:,} B, residue 0"
+            return f"Each rank sends what was planned, to the byte: {total:,} B in all, residue 0"
         (dimension, rank), size = max(self.residues.items(), key=lambda item: abs(item[1]))
         more, where = "less" if size < 0 else "more", dimension or "no dimension"
         sends = f"rank {rank} sends {abs(size):,} B {more} than planned over {where}"
@@ -221,10 +221,12 @@ class PlanComparison(Result, frozen=True):
 
     def paragraphs(self) -> Iterator[Paragraph]:
         yield self.finding
-        rows = [["dimension", "planned", "recorded", "residue"]]
+        rows = [["dimension", "planned", "recorded", "largest residue of a rank"]]
         for dimension in dict.fromkeys(dimension for dimension, _ in self.residues):
             sums = []
-            for table in (self.planned, self.recorded, self.residues):
+            for table in (self.planned, self.recorded):
                 sums.append(sum(size for (name, _), size in table.items() if name == dimension))
+            residues = [size for (name, _), size in self.residues.items() if name == dimension]
+            sums.append(max(residues, key=abs))
             rows.append([dimension or "none", *(f"{size:,}" for size in sums)])
         yield Table(rows)
